@@ -1,0 +1,7 @@
+"""``python -m numba_bs``: see :mod:`numba_bs.cli`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

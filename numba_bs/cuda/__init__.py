@@ -1,0 +1,1 @@
+"""CUDA kernels in Python, and what starts them."""

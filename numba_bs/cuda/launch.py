@@ -1,0 +1,338 @@
+"""The one way to start a kernel: :func:`run`.
+
+Numba's dispatcher costs 57 us a launch. Here a kernel is compiled once for its types
+of arguments (``compiler.load``) and started by ``cuda.core.launch`` with its arguments
+flattened to the parameters that Numba's calling convention asks for:
+
+==================== ==============================================================
+argument             parameters
+==================== ==============================================================
+array                0, 0, items, bytes of an item, address, shape ..., strides ...
+Python int           one int64
+complex scalar       real part, imaginary part
+float scalar         one
+==================== ==============================================================
+
+In the simulator the same arguments become arrays again and Numba's dispatcher starts
+the kernel on the machine of ``simulator.py``.
+"""
+
+import contextlib
+import functools
+import threading
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Operand
+from .compiler import SIMULATED, cuda, leaves, load, signature_of
+
+MAX_GRID = 2**31 - 1  # CTAs along x
+
+# What the simulator says it is: an H200 with its own shared memory limit.
+_SIMULATED_DEVICE = {"capability": (9, 0), "multiprocessors": 132}
+
+
+def ceil_div(a, b):
+    """Return ``a / b`` rounded up, of integers."""
+    return -(-a // b)
+
+
+def run(kernel, grid, stream, *args):
+    """Start a kernel; return at once.
+
+    Parameters
+    ----------
+    kernel : compiler.Kernel
+    grid : int
+        CTAs. Nothing is started for 0.
+    stream : int
+        Handle; 0 is the default stream.
+    *args : Operand, int, NumPy scalar, or tuples of them
+        The parameters of the kernel in order; tuples are passed element by element.
+        All Operands are on one device, which need not be the current one.
+
+    Raises
+    ------
+    NotImplementedError
+        More CTAs, or more shared memory, than the device has.
+    """
+    if not 0 < grid <= MAX_GRID:
+        if grid == 0:
+            return
+        raise NotImplementedError(
+            f"{kernel.function.__name__}: the grid must have at most {MAX_GRID} CTAs, "
+            f"got {grid}; split the operands"
+        )
+    if SIMULATED:
+        _simulate(kernel, grid, args)
+    else:
+        _launch(kernel, grid, stream, args)
+
+
+def flatten(args):
+    """Return the parameters of a kernel, and a key of their types and device."""
+    parameters, key = [], []
+    _flatten(args, parameters, key)
+    return parameters, tuple(key)
+
+
+def _flatten(args, parameters, key):
+    for arg in args:
+        kind = type(arg)
+        if kind is Operand:  # most of the host cost of a launch is these lines
+            pointer, shape, strides, dtype, device = arg[:5]
+            parameters += 0, 0, prod(shape), dtype.itemsize, pointer
+            parameters += shape
+            parameters += strides
+            key += dtype, len(shape), device
+        elif kind is Prepared:
+            made = arg.flat
+            parameters += made[0]
+            key += made[1]
+        elif kind is int:
+            parameters.append(arg)
+            key.append(int)
+        elif kind is np.complex64 or kind is np.complex128:
+            parameters += arg.real, arg.imag
+            key.append(kind)
+        elif isinstance(arg, tuple):
+            _flatten(arg, parameters, key)
+        else:
+            parameters.append(arg)
+            key.append(kind)
+
+
+class Prepared(Operand):
+    """An Operand whose parameters are made once: for a table of many launches."""
+
+    @functools.cached_property
+    def flat(self):
+        """The same as of an Operand: parameters, key."""
+        return flatten((Operand(*self),))
+
+
+# --------------------------------------------------------------------- on a GPU
+
+if not SIMULATED:
+    from cuda.bindings import driver
+    from cuda.core import LaunchConfig, ObjectCode, Stream
+    from cuda.core import launch as core_launch
+
+_preparing = threading.RLock()
+
+
+class _Ready(NamedTuple):
+    """What one kernel needs on one device, for one signature."""
+
+    code: object  # cuda.core.Kernel
+    context: object  # CUcontext, the device's primary one
+    context_handle: int
+    device: int
+
+
+def _launch(kernel, grid, stream, args):
+    parameters, key = flatten(args)
+    ready = kernel.ready.get(key) or _prepare(kernel, key, args)
+    config = _config(grid, kernel.threads, kernel.dynamic_shared)
+    stream = _stream(ready.device, stream)
+    if int(driver.cuCtxGetCurrent()[1]) == ready.context_handle:
+        core_launch(stream, config, ready.code, *parameters)
+        return
+    _check(driver.cuCtxPushCurrent(ready.context))
+    try:
+        core_launch(stream, config, ready.code, *parameters)
+    finally:
+        _check(driver.cuCtxPopCurrent())
+
+
+@functools.lru_cache(maxsize=4096)
+def _config(grid, threads, dynamic_shared):
+    return LaunchConfig(grid=grid, block=threads, shmem_size=dynamic_shared)
+
+
+@functools.lru_cache(maxsize=1024)
+def _stream(device, handle):
+    return Stream.from_handle(handle)
+
+
+def _prepare(kernel, key, args):
+    """Compile, load and set up a kernel for the device of its arguments."""
+    devices = {arg.device for arg in leaves(args) if isinstance(arg, Operand)}
+    name = kernel.function.__name__
+    if len(devices) != 1 or None in devices:
+        raise ValueError(
+            f"{name}: all arrays must be on one device, got devices {devices}"
+        )
+    (device,) = devices
+    with _preparing:
+        if key in kernel.ready:  # another thread was faster
+            return kernel.ready[key]
+        entry, cubin = load(kernel, signature_of(args), capability(device))
+        code = _load_code(entry, cubin)
+        _allow_shared(kernel, code, device)
+        context = _primary_context(device)
+        ready = kernel.ready[key] = _Ready(code, context, int(context), device)
+    return ready
+
+
+def _load_code(entry, cubin):
+    try:
+        return ObjectCode.from_cubin(cubin).get_kernel(entry)
+    except Exception as error:
+        version = _check(driver.cuDriverGetVersion())
+        served = f"{version // 1000}.{version % 1000 // 10}"
+        raise RuntimeError(
+            f"run: the driver must accept the compiled kernel, got {error}; it serves "
+            f"CUDA {served}: install the numba-cuda[cu12] or numba-cuda[cu13] of it"
+        ) from error
+
+
+def _allow_shared(kernel, code, device):
+    """Raise the kernel's limit of dynamic shared memory to what it asks for."""
+    _check_shared(kernel, device)
+    if kernel.dynamic_shared:
+        attributes = driver.CUfunction_attribute
+        (status,) = driver.cuKernelSetAttribute(
+            attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            kernel.dynamic_shared,
+            code.handle,
+            driver.CUdevice(device),
+        )
+        if status == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
+            fixed = code.attributes[device].shared_size_bytes
+            _refuse_shared(kernel, kernel.dynamic_shared + fixed, device)
+        _check((status,))
+
+
+def _check_shared(kernel, device):
+    if kernel.dynamic_shared > shared_limit(device):
+        _refuse_shared(kernel, kernel.dynamic_shared, device)
+
+
+def _refuse_shared(kernel, needed, device):
+    raise NotImplementedError(
+        f"{kernel.function.__name__}: shared memory of a CTA must fit the device's "
+        f"{shared_limit(device)} bytes, got {needed}; use smaller tiles"
+    )
+
+
+def _check(result):
+    """Return what a driver call returns besides its status."""
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"CUDA driver: {status.name}")
+    return values[0] if values else None
+
+
+@functools.cache
+def _primary_context(device):
+    return _check(driver.cuDevicePrimaryCtxRetain(_device(device)))
+
+
+def _device(device):
+    _check(driver.cuInit(0))
+    return _check(driver.cuDeviceGet(device))
+
+
+@functools.cache
+def _attribute(device, name):
+    attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return _check(driver.cuDeviceGetAttribute(attribute, _device(device)))
+
+
+# ------------------------------------------------------------- about the devices
+
+
+def device_count():
+    """Return how many GPUs there are; the simulator is one."""
+    if SIMULATED:
+        return 1
+    try:
+        _check(driver.cuInit(0))
+        return _check(driver.cuDeviceGetCount())
+    except RuntimeError:  # no driver, or none that finds a GPU
+        return 0
+
+
+def capability(device):
+    """Return the compute capability, such as ``(9, 0)``."""
+    if SIMULATED:
+        return _SIMULATED_DEVICE["capability"]
+    return (
+        _attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
+        _attribute(device, "COMPUTE_CAPABILITY_MINOR"),
+    )
+
+
+def shared_limit(device):
+    """Return the most shared memory a CTA can have, in bytes."""
+    if SIMULATED:
+        return simulator.SHARED_LIMIT
+    return _attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+
+
+def multiprocessors(device):
+    """Return how many multiprocessors the device has."""
+    if SIMULATED:
+        return _SIMULATED_DEVICE["multiprocessors"]
+    return _attribute(device, "MULTIPROCESSOR_COUNT")
+
+
+# ------------------------------------------------------------------------ streams
+
+
+def is_capturing(device, stream):
+    """Return whether work on ``stream`` is being captured into a CUDA graph."""
+    if SIMULATED or stream in (0, 1):  # the default stream cannot be captured
+        return False
+    with _current(device):
+        status = _check(driver.cuStreamIsCapturing(driver.CUstream(stream)))
+    return status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+
+def wait_for(device, stream, other):
+    """Let what is put on ``stream`` from now on wait for all that ``other`` holds."""
+    if SIMULATED or stream == other:
+        return
+    with _current(device):
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        event = _check(driver.cuEventCreate(flags))
+        try:
+            _check(driver.cuEventRecord(event, driver.CUstream(other)))
+            _check(driver.cuStreamWaitEvent(driver.CUstream(stream), event, 0))
+        finally:
+            _check(driver.cuEventDestroy(event))  # takes effect once it has happened
+
+
+@contextlib.contextmanager
+def _current(device):
+    """Make ``device`` current for a while."""
+    _check(driver.cuCtxPushCurrent(_primary_context(device)))
+    try:
+        yield
+    finally:
+        _check(driver.cuCtxPopCurrent())
+
+
+# --------------------------------------------------------------- in the simulator
+
+if SIMULATED:
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    from . import simulator
+
+_simulating = threading.Lock()  # Numba's simulator runs one kernel at a time
+
+
+def _simulate(kernel, grid, args):
+    _check_shared(kernel, 0)
+    signature_of(args)  # refuses what the GPU would
+    arguments = [
+        FakeCUDAArray(arg.as_words().as_array()) if isinstance(arg, Operand) else arg
+        for arg in leaves(args)
+    ]
+    with _simulating, simulator.installed():
+        dispatcher = cuda.jit()(kernel.function)
+        dispatcher[grid, kernel.threads, 0, kernel.dynamic_shared](*arguments)

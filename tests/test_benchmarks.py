@@ -1,0 +1,582 @@
+"""The benchmarks' own code, at tiny sizes and with fakes of what is not here."""
+
+import ctypes
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import bench_matmul, cases, harness, peers, problems, report
+from benchmarks.cases import Case
+from numba_bs import Layout
+
+SMALL = Case("fp32", 64, 48, 20, (8, 4), 0.3)
+
+
+@pytest.fixture
+def problem():
+    return problems.Problem(SMALL, harness.HostMachine())
+
+
+def right_result(problem, op, peer=None):
+    prepared = (peer or peers.NumbaBsHost()).prepare(op, problem)
+    return prepared.output(prepared.call())
+
+
+class FakePeer(peers.Peer):
+    """A peer that makes what the given function makes."""
+
+    gpu = False
+
+    def __init__(self, name, call):
+        self.name, self._make = name, call
+
+    def prepare(self, op, problem):
+        return peers.Prepared(lambda: self._make(op, problem))
+
+
+# ------------------------------------------------------------------------ cases
+
+
+def test_case_names_differ():
+    for name, points in cases.SETS.items():
+        names = [case.name for case in points]
+        assert len(set(names)) == len(names), name
+
+
+@pytest.mark.parametrize("pattern", cases.PATTERNS)
+def test_layouts_have_about_the_density_asked_for(pattern):
+    case = Case("fp32", 1024, 1024, 1, (16, 16), 0.1, pattern)
+    layout = cases.make_layout(case)
+    assert layout.shape == (1024, 1024)
+    assert 0.09 < layout.density < 0.12
+    assert layout == cases.make_layout(case)
+
+
+def test_patterns_are_what_they_are_called():
+    def lengths(pattern):
+        case = Case("fp32", 1024, 1024, 1, (16, 16), 0.1, pattern)
+        return np.diff(cases.make_layout(case).indptr)
+
+    assert lengths("full-row").max() == 64
+    assert lengths("power-law").max() > 2 * np.median(lengths("power-law"))
+    assert lengths("banded").max() < 2 * lengths("banded").min()
+
+
+# ----------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize("op", problems.OPS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        SMALL,
+        Case("fp64", 33, 36, 8, (3, 3), 0.3),
+        Case("bf16", 64, 64, 33, (16, 16), 0.2, "full-row"),
+        Case("fp16", 64, 64, 1, (16, 16), 0.2),
+        Case("fp32", 64, 64, 4, (16, 16), 0.01),
+    ],
+    ids=lambda case: case.name,
+)
+def test_right_results_pass(case, op):
+    problem = problems.Problem(case, harness.HostMachine())
+    found = problems.check(problem, op, right_result(problem, op))
+    assert found.within(1.0), found
+
+
+@pytest.mark.parametrize(
+    ("peer", "ops"),
+    [(peers.Numpy(), problems.OPS), (peers.Scipy(), ("forward", "grad_x"))],
+    ids=["NumPy", "SciPy"],
+)
+def test_results_of_host_peers_pass(problem, peer, ops):
+    for op in ops:
+        result = right_result(problem, op, peer)
+        assert problems.check(problem, op, result).within(1.0), op
+
+
+@pytest.mark.parametrize("op", problems.OPS)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda result: result * np.float32(1.001),
+        lambda result: result[::-1],
+        lambda result: np.where(np.arange(len(result)) == 0, 0, result.T).T,
+        lambda result: np.where(np.arange(len(result)) == 9, np.nan, result.T).T,
+    ],
+    ids=["scaled", "reversed", "unwritten row", "nan"],
+)
+def test_wrong_results_do_not_pass(problem, op, spoil):
+    result = spoil(right_result(problem, op))
+    assert not problems.check(problem, op, result).within(peers.Peer.slack)
+
+
+def test_results_of_a_wrong_shape_are_refused(problem):
+    with pytest.raises(ValueError, match="were due"):
+        problems.check(problem, "forward", np.zeros((64, 19), np.float32))
+
+
+def test_dense_and_stored_blocks_are_inverse(problem):
+    dense = problem.dense()
+    assert dense.shape == (64, 48)
+    assert np.array_equal(problem.stored(dense), problem.values)
+    transposed = problem.transposed_values
+    assert np.array_equal(problem.layout.T.mask(), problem.layout.mask().T)
+    exact = dense.reshape(8, 8, 12, 4).swapaxes(1, 2)
+    rows, cols = problem.layout.T.coordinates()
+    assert np.array_equal(transposed, exact[cols, rows].swapaxes(1, 2))
+
+
+# ----------------------------------------------------------------------- timing
+
+
+class FakeCuda:
+    """Enough of torch.cuda to count what GpuMachine asks of it."""
+
+    def __init__(self, early=False):
+        self.early, self.now, self.log = early, 0.0, []
+
+    def set_device(self, device):
+        pass
+
+    def get_device_properties(self, device):
+        return SimpleNamespace(
+            name="Fake", major=9, minor=0, multi_processor_count=2, L2_cache_size=64
+        )
+
+    def synchronize(self):
+        self.log.append("synchronise")
+
+    def _sleep(self, cycles):
+        self.log.append("sleep")
+        assert cycles > 0
+
+    def Event(self, enable_timing):  # noqa: N802 - torch's name
+        event = SimpleNamespace(time=None)
+        event.record = lambda: setattr(event, "time", self.now)
+        event.query = lambda: self.early
+        event.elapsed_time = lambda end: end.time - event.time
+        return event
+
+
+def fake_torch(early=False):
+    cuda = FakeCuda(early)
+    flush = SimpleNamespace(zero_=lambda: cuda.log.append("flush"))
+    matmul = SimpleNamespace(allow_tf32=None)
+    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=matmul))
+    empty = lambda *shape, **kind: flush  # noqa: E731
+    return SimpleNamespace(cuda=cuda, empty=empty, uint8=None, backends=backends)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_gpu_time_is_between_events_of_a_full_queue(early):
+    torch = fake_torch(early)
+    machine = harness.GpuMachine(torch)
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+
+    def call():
+        torch.cuda.log.append("call")
+        torch.cuda.now += 2.0  # ms
+
+    timing = machine.measure(call, 0.001)
+    assert timing.kernel == pytest.approx((0.002, 0.002, 0.002))
+    assert timing.held is not early
+    log = torch.cuda.log
+    # The last sample: cold cache, busy queue, call, wait.
+    assert log[-4:] == ["flush", "sleep", "call", "synchronise"]
+    assert log.count("call") == 2 + 2 * timing.repeats
+
+
+def test_host_times_are_positive():
+    timing = harness.HostMachine().measure(lambda: sum(range(100)), 0.001)
+    assert 0 < timing.kernel.low <= timing.kernel.median <= timing.kernel.high
+    assert 3 <= timing.repeats <= 100
+
+
+def test_machine_without_a_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+    assert not harness.find_machine("auto").is_gpu
+    with pytest.raises(RuntimeError, match="not installed"):
+        harness.find_machine("gpu")
+    absent = SimpleNamespace(is_available=lambda: False)
+    blind = SimpleNamespace(cuda=absent, __version__="0")
+    monkeypatch.setitem(sys.modules, "torch", blind)
+    assert not harness.find_machine("auto").is_gpu
+    with pytest.raises(RuntimeError, match="sees no CUDA GPU"):
+        harness.find_machine("gpu")
+
+
+# ------------------------------------------------------------------------ peers
+
+
+@pytest.mark.parametrize("n", [8192, 1024, 48, 16])
+def test_configurations_of_torch_divide_n(n):
+    configs = peers.torch_configs(n)
+    assert 0 < len(configs) <= 24
+    assert len({tuple(c.items()) for c in configs}) == len(configs)
+    for config in configs:
+        tile = n // config["SPLIT_N"]
+        assert tile * config["SPLIT_N"] == n
+        assert tile >= 16
+        assert tile & (tile - 1) == 0
+
+
+def test_no_tile_divides_an_odd_n():
+    assert peers.torch_configs(8191) == []
+
+
+class FakeSweep:
+    """A machine on which a call takes as long as it says."""
+
+    def __init__(self):
+        self.tried = []
+
+    def call(self, meta):
+        self.tried.append(meta["num_stages"])
+        if meta["num_stages"] == 4:
+            raise RuntimeError("out of resource: shared memory")
+        self.took = {3: 0.02, 2: 0.01}[meta["num_stages"]]
+
+    def quick(self, call, repeats):
+        call()
+        return self.took
+
+    def synchronise(self):
+        pass
+
+
+def test_sweep_takes_the_fastest_and_passes_over_failures():
+    machine = FakeSweep()
+    configs = [{"num_stages": stages} for stages in (3, 4, 2)]
+    best = peers.sweep(machine, machine.call, configs, 10.0)
+    assert best == {"num_stages": 2, "ms": 10.0, "tried": 2}
+    machine.tried.clear()
+    assert peers.sweep(machine, machine.call, configs, 1e-9)["num_stages"] == 3
+    assert 2 not in machine.tried
+    with pytest.raises(peers.Unserved, match="shared memory"):
+        peers.sweep(machine, machine.call, configs[1:2], 10.0)
+
+
+def test_tuned_parameters_are_kept(tmp_path):
+    machine, path = FakeSweep(), tmp_path / "tuned.json"
+    machine.name = "Fake"
+
+    def call(meta):
+        machine.took = 1 / (meta["num_warps"] * meta["num_stages"])
+
+    for _ in range(2):
+        peer = peers.TorchTuned(path)
+        meta, note = peer._parameters(machine, "case", 128, call)
+        assert meta["num_warps"] == 8
+        assert meta["num_stages"] == 4
+        assert note.endswith("best of 24")
+        call = None  # the second time nothing is called
+    assert "case" in json.loads(path.read_text())["Fake"]
+
+
+class FakeCusparse:
+    """Takes every call down; one of them may fail."""
+
+    def __init__(self, failing=None):
+        self.calls, self.failing = [], failing
+
+    def __getattr__(self, name):
+        def function(*args):
+            if name == "cusparseGetErrorString":
+                return b"not supported"
+            plain = [getattr(a, "value", a) for a in args]
+            self.calls.append((name, plain))
+            return 10 if name == self.failing else 0
+
+        self.__dict__[name] = function
+        return function
+
+
+class FakeTensor:
+    """A NumPy array that answers what CuSparse asks of a tensor."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def stride(self, axis):
+        return self.array.strides[axis] // self.array.itemsize
+
+
+def test_cusparse_descriptors():
+    fake = FakeCusparse()
+    library = peers.CuSparse(fake)
+    layout = Layout([0, 1, 3], [1, 0, 1], (8, 6), (4, 3))
+    parts = [FakeTensor(np.zeros(3)) for _ in range(3)]
+    library.bsr(layout, *parts, 0)
+    name, args = fake.calls[-1]
+    assert name == "cusparseCreateBsr"
+    pointers = [part.data_ptr() for part in parts]
+    assert args[1:] == [2, 2, 3, 4, 3, *pointers, 2, 2, 0, 0, 2]
+    x = FakeTensor(np.zeros((6, 5)))
+    library.dense(x, 1)
+    assert fake.calls[-1][1][1:] == [6, 5, 5, x.data_ptr(), 1, 2]
+    x_t = FakeTensor(x.array.T)  # the same memory, by columns
+    library.dense(x_t, 1)
+    assert fake.calls[-1][1][1:] == [5, 6, 5, x.data_ptr(), 1, 1]
+
+
+def test_cusparse_refusals_are_reasons():
+    library = peers.CuSparse(FakeCusparse(failing="cusparseSpMM"))
+    with pytest.raises(peers.Unserved, match="status 10, not supported"):
+        library("cusparseSpMM", library.handle)
+
+
+def test_cuda_types():
+    assert peers._cuda_types("bf16") == (14, 0, ctypes.c_float)
+    assert peers._cuda_types("fp64") == (1, 1, ctypes.c_double)
+
+
+@pytest.mark.parametrize("op", problems.OPS)
+def test_torch_peers_on_cpu_tensors(op):
+    torch = pytest.importorskip("torch")
+    machine = harness.GpuMachine(fake_torch())
+    machine.torch, machine.device = torch, "cpu"
+    case = Case("fp32", 64, 48, 16, (16, 16), 0.3)
+    problem = problems.Problem(case, machine)
+    for peer in (peers.Dense(), peers.Torch()):
+        try:
+            prepared = peer.prepare(op, problem)
+        except peers.Unserved:
+            continue
+        result = prepared.output(prepared.call())
+        assert problems.check(problem, op, result).within(1.0)
+        if prepared.refresh is not None:
+            problem.values.mul_(2)
+            prepared.refresh()
+            assert torch.equal(prepared.output(prepared.call()), 2 * result), (
+                "a refreshed copy follows the values"
+            )
+            problem.values.div_(2)
+            prepared.refresh()
+
+
+# ---------------------------------------------------------------------- running
+
+
+def run(tmp_path, *options):
+    common = ["--device", "cpu", "--quick", "--each", "0.001", "--out", str(tmp_path)]
+    code = bench_matmul.main([*common, *options])
+    files = sorted(tmp_path.glob("matmul_*.json"))
+    return code, [json.loads(path.read_text()) for path in files]
+
+
+def test_run_on_the_host(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(harness, "commit", lambda: "abc")
+    only = ("--only", "fp64")
+    code, (content,) = run(tmp_path, *only)
+    assert code == 0
+    header = content["header"]
+    assert header["gpu"] is None
+    assert header["commit"] == "abc"
+    assert header["inputs"] == "standard normal"
+    assert {"numpy", "scipy", "numba_bs"} <= set(header["versions"])
+    assert content["ceilings"]["copy_gbs"] > 0
+    assert [point["op"] for point in content["points"]] == list(problems.OPS)
+    for point in content["points"]:
+        assert point["complete"]
+        ours = point["peers"]["numba_bs"]
+        assert ours["passed"]
+        assert ours["tflops"] > 0
+        assert 0 < ours["error"] < 1e-14
+        assert point["peers"]["dense"]["tflops"] > 0
+    assert (
+        "no sampled product"
+        in content["points"][2]["peers"]["SciPy, one thread"]["reason"]
+    )
+
+    # Again: everything is there already.
+    code, (same,) = run(tmp_path, *only)
+    assert (code, same) == (0, content)
+    code, (other,) = run(tmp_path, *only, "--again", "--ops", "forward")
+    assert other["points"][1:] == content["points"][1:]
+    assert other["points"][0] != content["points"][0]
+
+    # Another commit begins another file.
+    monkeypatch.setattr(harness, "commit", lambda: "def")
+    code, contents = run(tmp_path, *only, "--ops", "forward")
+    assert [c["header"]["commit"] for c in contents] == ["def", "abc"]
+    capsys.readouterr()
+    code, contents = run(tmp_path, "--seconds", "0")
+    assert "Stopped by --seconds after 1 of 9 points" in capsys.readouterr().out
+    assert code == 0
+
+
+def test_list_and_bad_options(tmp_path, capsys):
+    assert bench_matmul.main(["--list", "--set", "widths"]) == 0
+    assert "bf16/8192x8192x8191/b32/d0.1/uniform" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        bench_matmul.main(["--ops", "sideways"])
+    file = tmp_path / "r.json"
+    harness.Results(file, {"device": "another", "date": ""}).write()
+    options = ["--device", "cpu", "--quick", "--out", str(file)]
+    assert bench_matmul.main(options) == 2
+    assert "give another name" in capsys.readouterr().out
+
+
+def test_peers_fail_without_stopping_the_run(problem, tmp_path):
+    def fail(op, problem):
+        raise RuntimeError("no\n such   kernel")
+
+    def refuse(op, problem):
+        raise peers.Unserved("blocks of 128 only")
+
+    def wrong(op, problem):
+        return np.zeros((64, 20), np.float32)
+
+    results = harness.Results(tmp_path / "r.json", {})
+    others = [FakePeer(f.__name__, f) for f in (fail, refuse, wrong)]
+    point = bench_matmul.run_point(
+        problem, "forward", [peers.NumbaBsHost(), *others], results, 0.001
+    )
+    entries = point["peers"]
+    assert entries["fail"] == {
+        "reason": "RuntimeError: no such kernel",
+        "failed": True,
+    }
+    assert entries["refuse"] == {"reason": "blocks of 128 only"}
+    assert not entries["wrong"]["passed"]
+    assert report.summarise(point).best is None
+    assert "wrong 0" in bench_matmul._brief(point)
+    assert results.find(SMALL.name, "forward") == point
+
+
+def test_a_lost_gpu_is_not_lost_twice(problem, tmp_path, monkeypatch):
+    def poison(op, problem):
+        raise RuntimeError("illegal address")
+
+    def broken():
+        raise RuntimeError("context is gone")
+
+    results = harness.Results(tmp_path / "r.json", {})
+    both = [peers.NumbaBsHost(), FakePeer("poison", poison)]
+    with monkeypatch.context() as context:
+        context.setattr(problem.machine, "free", broken)
+        with pytest.raises(bench_matmul.GpuLost):
+            bench_matmul.run_point(problem, "forward", both, results, 0.001)
+    # A new process goes on from the file.
+    results = harness.Results(tmp_path / "r.json", {})
+    point = bench_matmul.run_point(problem, "forward", both, results, 0.001)
+    assert point["complete"]
+    assert point["peers"]["poison"]["lost"]
+    assert point["peers"]["numba_bs"]["passed"]
+
+
+# ----------------------------------------------------------------------- report
+
+
+def entry(ms, tflops, **more):
+    return {
+        "kernel_ms": [ms, ms, ms],
+        "tflops": tflops,
+        "tflops_called": tflops / 2,
+        "comparable": True,
+        "passed": True,
+        **more,
+    }
+
+
+def made_up():
+    """Return results of one case: numba_bs 2 ms a product, dense 4 ms."""
+    points = []
+    for op in problems.OPS:
+        found = {
+            "numba_bs": entry(2.0, 20.0, first_ms=1500.0, gbs=100.0),
+            "dense": entry(4.0, 10.0, comparable=False),
+            "dense TF32": entry(1.0, 40.0, comparable=False),
+            "torch": entry(8.0, 5.0),
+            "stk": {"reason": "blocks of 128x128 only"},
+            "wrong": entry(0.1, 400.0, passed=False),
+        }
+        if op == "grad_w":
+            found["torch tuned"] = {"reason": "see torch"}
+        else:
+            found["torch tuned"] = entry(4.0, 10.0)
+        if op == "grad_x":
+            found["torch tuned"]["refresh_ms"] = 2.0
+        point = {"case": SMALL.name, "op": op, **SMALL._asdict(), "complete": True}
+        point.update(
+            blocksize=[8, 4], flops=4e10, bytes=1e7, density=0.25, blocks=9, peers=found
+        )
+        points.append(point)
+    header = {"device": "Fake", "gpu": "Fake", "commit": "abc", "driver": "1"}
+    header.update(date="2026-01-02T03:04:05", inputs="standard normal", versions={})
+    return {
+        "schema": 1,
+        "header": header,
+        "ceilings": {"copy_gbs": 4000.0},
+        "missing": {"blksprs": "blksprs is not installed"},
+        "points": points,
+    }
+
+
+def test_summary():
+    content = made_up()
+    s = report.summarise(content["points"][0])
+    assert (s.ours, s.best, s.best_name) == (20.0, 10.0, "torch tuned")
+    assert s.speedup == 2.0
+    assert s.dense == 40.0  # with the work of absent blocks: 10 / 0.25
+    assert s.share_of_dense == 0.5
+    assert s.break_even == pytest.approx(4.0 / 2.0 * 0.25)
+    # torch tuned: 4 + (4 + 2 for the copy) + 8 of torch, to 3 x 2.
+    points = {point["op"]: point for point in content["points"]}
+    assert report.step(points) == (pytest.approx(3.0), "torch tuned")
+    del points["grad_w"]
+    assert report.step(points) is None
+    content["points"][0]["peers"]["torch tuned"]["held"] = False
+    assert report.summarise(content["points"][0]).best_name == "torch tuned*"
+
+
+def test_report_rewrites_between_its_comments(tmp_path, capsys):
+    content = made_up()
+    source = tmp_path / "matmul_fake_2026-01-02.json"
+    harness.write_json(source, content)
+    assert json.loads(source.read_text()) == content
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    options = [str(source), "--readme", str(readme)]
+    assert report.main(options) == 0
+    text = readme.read_text()
+    assert text.startswith(f"before\n{report.BEGIN}\nFake, 2026-01-02, commit `abc`")
+    assert text.endswith(f"{report.END}\nafter\n")
+    assert "old" not in text
+    assert "| 20 (2.00x torch tuned) | 20 (2.00x torch tuned) |" in text
+    assert "| 3.00x torch tuned | 40 (TF32 160) | 0.50 |" in text
+    assert "blksprs is not installed" in text
+    assert report.main(options) == 0
+    assert readme.read_text() == text
+    readme.write_text("no comments")
+    assert report.main(options) == 2
+    assert readme.read_text() == "no comments"
+    assert "must stand there once" in capsys.readouterr().out
+
+
+def test_newest_result_of_each_gpu(tmp_path):
+    for name, gpu, date in [
+        ("a_2026-01-02", "A", "2026-01-02T00"),
+        ("a_2026-01-02-2", "A", "2026-01-02T09"),
+        ("a_2026-01-01", "A", "2026-01-01T00"),
+        ("b_2025-01-01", "B", "2025-01-01T00"),
+        ("cpu_2026-02-01", None, "2026-02-01T00"),
+    ]:
+        path = tmp_path / f"matmul_{name}.json"
+        harness.write_json(path, {"header": {"gpu": gpu, "date": date}})
+    names = [path.stem for path in report.newest(tmp_path)]
+    assert names == ["matmul_a_2026-01-02-2", "matmul_b_2025-01-01"]
+
+
+def test_drawings(tmp_path):
+    pytest.importorskip("matplotlib")
+    report.draw_density(made_up(), tmp_path / "density.png")
+    report.draw_roofline(made_up(), tmp_path / "roofline.png")
+    for path in tmp_path.glob("*.png"):
+        assert path.stat().st_size > 1000
