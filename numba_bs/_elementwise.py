@@ -9,7 +9,7 @@ import numpy as np
 
 from . import arrays, checks, strided
 from .arrays import Operand
-from .dtypes import result_dtype, sums_dtype
+from .dtypes import bfloat16, result_dtype, sums_dtype
 from .reference import _elementwise as reference
 
 
@@ -26,8 +26,10 @@ def scale(op, a, alpha=1, *, dtype=None, conj=False, divide=False):
     values = a._operand(op)
     alpha = alpha.item() if hasattr(alpha, "item") else alpha  # keeps the dtype
     if dtype is None:
-        natural = np.result_type(values.dtype, alpha)
-        dtype = values.dtype if natural.kind == values.dtype.kind else natural
+        # NumPy has no rule for a Python scalar beside bfloat16.
+        known = np.dtype(np.float32) if values.dtype == bfloat16 else values.dtype
+        natural = np.result_type(known, alpha)
+        dtype = values.dtype if natural.kind == known.kind else natural
     factor = 1 / alpha if divide else alpha
     source = values.conjugate() if conj else values
     result = arrays.empty(values.shape, dtype, values)
@@ -68,14 +70,13 @@ def _combine(op, operation, a, b, alpha, beta):
 
 
 def gather_transposed(a):
-    """Return the values of the transposed view ``a`` in its own order."""
+    """Return the values of the transposed view ``a`` in its own order, a new array."""
     base = a._operand("data")
     order = a._layout.transpose_order
     source = base.mT
     if base.device is None:
         gathered = arrays.to_numpy(source)[..., order, :, :]
-        gathered.flags.writeable = False
-        return arrays.give_back(gathered, base) if base.library == "torch" else gathered
+        return arrays.give_back(gathered, base)
     result = arrays.empty(source.shape, base.dtype, base)
     out = arrays.describe("data", "out", result)
     if out.size:
@@ -85,7 +86,7 @@ def gather_transposed(a):
         index = resident_array(a._layout, "transpose_order", base)
         stream = arrays.stream_of(base)
         gather_blocks_simt.launch(index, *_as_4d(source, out), stream)
-    return result
+    return result.conj() if base.conj else result
 
 
 def _as_4d(*operands: Operand):

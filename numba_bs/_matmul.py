@@ -206,10 +206,8 @@ def matmul_backward(
         x, g = _as_columns(dense, grad, flipped)
         kept = arrays.empty(values.shape, values.dtype, values)
         target = arrays.describe(op, "grad", kept)
-        if sparse._transposed:
-            pair = x.conjugate(), g.mT
-        else:
-            pair = g, x.mT.conjugate()
+        turned = sparse._transposed
+        pair = (x.conjugate(), g.mT) if turned else (g, x.mT.conjugate())
         _sdd(op, *pair, sparse._layout, target, 1, 0, options)
         grad_sparse = sparse._view(kept)
         grad_sparse = grad_sparse.T if flipped else grad_sparse
@@ -577,7 +575,7 @@ def _options(op, dense, operands, variant, stream, workspace) -> _Options:
 
 
 def _as_columns(dense: Operand, result: Operand, flipped: bool):
-    """Return both as (..., rows, N): a vector is one column, flipped ones transposed."""
+    """Return both as (..., rows, N): a vector is one column, ``flipped``: turned."""
     if dense.ndim == 1:
         return tuple(
             each.view((*each.shape, 1), (*each.strides, each.dtype.itemsize))
@@ -711,9 +709,7 @@ def _workspace(op, shape, sums, like, options) -> Operand:
 def _whole(axes, out, inner, sums, stream) -> Operand:
     """Return an array for the product with nothing summed."""
     shape = (*axes.full, *out.shape[-inner:])
-    return arrays.describe(
-        "matmul", "partial", arrays.empty(shape, sums, out, stream)
-    )
+    return arrays.describe("matmul", "partial", arrays.empty(shape, sums, out, stream))
 
 
 def _sum_in_order(axes, whole, out, inner, alpha, beta, stream) -> None:

@@ -32,7 +32,9 @@ def plot_layout(layout, ax=None):
         interpolation="nearest",
     )
     if (height, width) != cells:
-        ax.figure.colorbar(image, ax=ax, label="density of a cell")
+        ax.figure.colorbar(
+            image, ax=ax, label="density of a cell", fraction=0.046, pad=0.04
+        )
     R, C = layout.blocksize
     ax.set_title(f"{layout.blocks} blocks of {R}x{C}, density {layout.density:.3g}")
     ax.set_xlabel("column")

@@ -170,7 +170,7 @@ def _find_library(x) -> str | None:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return "cupy"
-    if type(x).__module__.startswith("numba."):
+    if type(x).__module__.startswith("numba.") and hasattr(x, "__cuda_ndarray__"):
         return "numba"
     if hasattr(x, "__cuda_array_interface__"):
         return "foreign"
@@ -316,7 +316,9 @@ def torch_dtype(dtype: np.dtype):
 
 def _pointer_device(pointer: int) -> int:
     """Return the device that owns an address; 0 for an empty array's null."""
-    if not pointer:
+    from .cuda.compiler import SIMULATED
+
+    if not pointer or SIMULATED:
         return 0
     from cuda.bindings import driver
 
@@ -336,10 +338,10 @@ def empty(shape: tuple, dtype: np.dtype, like: Operand, stream: int | None = Non
     ``stream``: where it is used, if not on the library's own current stream; its
     memory is then not handed out again before that stream is through with it.
     """
-    if stream is not None and like.library in ("torch", "cupy"):
-        if stream != stream_of(like):
-            with _on_stream(like, stream):
-                return make_empty(shape, dtype, like.library, like.device)
+    pooled = stream is not None and like.library in ("torch", "cupy")
+    if pooled and stream != stream_of(like):
+        with _on_stream(like, stream):
+            return make_empty(shape, dtype, like.library, like.device)
     return make_empty(shape, dtype, like.library, like.device)
 
 
@@ -374,20 +376,36 @@ def to_numpy(x: Operand) -> np.ndarray:
     if x.device is None:
         array = x.as_array()
     elif x.library == "torch":
-        array = _describe_torch("to_numpy", "x", x.owner.cpu()).as_array()
+        return to_numpy(_describe_torch("to_numpy", "x", x.owner.cpu()))
     elif x.library == "cupy":
         array = x.owner.get()
     else:
-        from .cuda.compiler import SIMULATED, cuda
+        from .cuda.compiler import SIMULATED
 
-        if SIMULATED:
-            array = x.as_array().copy()
-        else:
-            owner = x.owner
-            if x.library == "foreign":
-                owner = cuda.as_cuda_array(owner)
-            array = owner.copy_to_host()
+        array = x.as_array().copy() if SIMULATED else _fetch(x)
     return array.conj() if x.conj else array
+
+
+def _fetch(x: Operand) -> np.ndarray:
+    """Copy the memory that a device array of any strides spans, and view it alike."""
+    from cuda.bindings import driver
+
+    from .cuda.compiler import cuda
+
+    if x.size == 0:
+        return np.empty(x.shape, x.dtype)
+    steps = [step * (n - 1) for n, step in zip(x.shape, x.strides, strict=True)]
+    before = -sum(step for step in steps if step < 0)
+    after = sum(step for step in steps if step > 0) + x.dtype.itemsize
+    memory = np.empty(before + after, np.uint8)
+    with cuda.gpus[x.device]:
+        status = driver.cuCtxSynchronize()  # whatever stream x is written on
+        if status[0] == driver.CUresult.CUDA_SUCCESS:
+            target, source = memory.ctypes.data, x.pointer - before
+            status = driver.cuMemcpyDtoH(target, source, memory.nbytes)
+    if status[0] != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"to_numpy: the copy to the host failed: {status[0].name}")
+    return np.ndarray(x.shape, x.dtype, memory, before, x.strides)
 
 
 def from_numpy(array: np.ndarray, library: str, device: int | None):

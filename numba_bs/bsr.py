@@ -85,14 +85,13 @@ class bsr_array:  # noqa: N801 - SciPy's name
         layout, values = _parse(arg, shape, dtype, blocksize)
         operand = arrays.describe("bsr_array", "data", values)
         storage_dtype("bsr_array", "data", operand.dtype)
-        checks.values_match(
-            "bsr_array", operand.shape, layout.blocks, layout.blocksize
-        )
+        checks.values_match("bsr_array", operand.shape, layout.blocks, layout.blocksize)
+        values = operand.owner if isinstance(values, (list, tuple)) else values
         self._set(layout, values, transposed=False)
         if dtype is not None and np.dtype(dtype) != operand.dtype:
-            self._values = self.astype(dtype)._values
+            self._set(layout, self.astype(dtype)._values, transposed=False)
         elif copy:
-            self._values = self.copy()._values
+            self._set(layout, self.copy()._values, transposed=False)
 
     def _set(self, layout, values, transposed):
         self._layout = layout  # of the values, also in a transposed view
@@ -170,7 +169,10 @@ class bsr_array:  # noqa: N801 - SciPy's name
             return self._values
         from ._elementwise import gather_transposed
 
-        return gather_transposed(self)
+        gathered = gather_transposed(self)
+        if isinstance(gathered, np.ndarray):
+            gathered.flags.writeable = False
+        return gathered
 
     @property
     def T(self) -> "bsr_array":  # noqa: N802 - SciPy's name
@@ -187,9 +189,12 @@ class bsr_array:  # noqa: N801 - SciPy's name
 
     def _operand(self, op: str = "bsr_array", name: str = "data") -> Operand:
         """Describe the stored values, (..., blocks, R, C) of the base layout."""
-        if self._described is None:
-            self._described = arrays.describe(op, name, self._values)
-        return self._described
+        if self._described is not None:
+            return self._described
+        described = arrays.describe(op, name, self._values)
+        if described.library != "torch":  # a tensor may change its memory, or need grad
+            self._described = described
+        return described
 
     def walk(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return indptr, block columns and the position of each block's values.
@@ -241,7 +246,8 @@ class bsr_array:  # noqa: N801 - SciPy's name
         host = self._host("to_scipy")
         if host.dtype.itemsize == 2 and host.dtype.kind not in "iu":
             raise TypeError(
-                f"to_scipy: SciPy stores no {host.dtype}; call .astype(np.float32) first"
+                f"to_scipy: SciPy stores no {host.dtype}; "
+                "call .astype(np.float32) first"
             )
         return scipy.sparse.bsr_array(
             (host.data, host.indices.copy(), host.indptr.copy()), shape=self.shape
@@ -290,7 +296,9 @@ class bsr_array:  # noqa: N801 - SciPy's name
     def toarray(self) -> np.ndarray:
         """Return the dense host array (..., M, K) (heads before M)."""
         if self.device is not None:
-            raise TypeError("toarray: values must be on the host; call .to_host() first")
+            raise TypeError(
+                "toarray: values must be on the host; call .to_host() first"
+            )
         values = self.to_host()._operand().as_array()
         layout = self._layout
         lead = values.shape[:-3]
@@ -331,6 +339,7 @@ class bsr_array:  # noqa: N801 - SciPy's name
         checks.values_match(
             "with_data", operand.shape, self.layout.blocks, self.blocksize
         )
+        data = operand.owner if isinstance(data, (list, tuple)) else data
         return object.__new__(bsr_array)._set(self.layout, data, False)
 
     def copy(self) -> "bsr_array":
@@ -556,7 +565,10 @@ def _parse(arg, shape, dtype, blocksize):
     if isinstance(arg, bsr_array):
         if blocksize is not None:
             arg = arg.tobsr(blocksize)
-        layout, values = arg.layout, arg.data
+        from ._elementwise import gather_transposed
+
+        values = gather_transposed(arg) if arg._transposed else arg._values
+        layout = arg.layout
     elif scipy.sparse.issparse(arg):
         layout, values = _from_scipy(arg, blocksize)
     elif _is_torch_sparse(arg):
@@ -594,7 +606,7 @@ def _is_torch_sparse(x) -> bool:
 
 
 def _from_arrays(data, indices, indptr, shape, blocksize):
-    """(data, indices, indptr): canonical as given, else sorted and summed."""
+    """Take (data, indices, indptr): canonical as given, else sorted and summed."""
     op = "bsr_array"
     operand = arrays.describe(op, "data", data)
     if operand.ndim < 3:
@@ -610,13 +622,18 @@ def _from_arrays(data, indices, indptr, shape, blocksize):
         )
     R, C = checks.blocksize(op, (R, C))
     indices, indptr = (
-        arrays.to_numpy(arrays.describe(op, name, index))
-        if arrays.is_array(index)
-        else checks.integer_array(op, name, index)
+        checks.integer_array(
+            op,
+            name,
+            arrays.to_numpy(arrays.describe(op, name, index))
+            if arrays.is_array(index)
+            else index,
+        )
         for name, index in (("indices", indices), ("indptr", indptr))
     )
-    if shape is None:  # as SciPy reads it off
-        cols = int(indices.max()) + 1 if len(indices) else 0
+    if shape is None:  # as SciPy reads it off, without spare capacity
+        used = indices[: int(indptr[-1])] if len(indptr) else indices
+        cols = int(used.max()) + 1 if len(used) else 0
         shape = ((len(indptr) - 1) * R, cols * C)
     layout, order = canonicalise(indptr, indices, shape, (R, C))
     if operand.shape[-3] < len(order):
@@ -649,7 +666,9 @@ def _sum_dtype(dtype: np.dtype) -> np.dtype:
 
 def _from_scipy(a, blocksize):
     """SciPy sparse: BSR as it is, others through SciPy's own conversion."""
-    if a.format != "bsr" or (blocksize and a.blocksize != tuple(np.broadcast_to(blocksize, 2))):
+    if a.format != "bsr" or (
+        blocksize and a.blocksize != tuple(np.broadcast_to(blocksize, 2))
+    ):
         if blocksize is not None:
             blocksize = checks.blocksize("bsr_array", blocksize)
             checks.divides("bsr_array", a.shape, blocksize)
@@ -673,7 +692,7 @@ def _from_torch(a, blocksize):
 
 
 def _without_blocks(shape, dtype, blocksize):
-    """(M, K): no block stored."""
+    """Take (M, K): no block stored."""
     R, C = checks.blocksize("bsr_array", 1 if blocksize is None else blocksize)
     shape = checks.shape("bsr_array", shape)
     checks.divides("bsr_array", shape, (R, C))
@@ -682,29 +701,39 @@ def _without_blocks(shape, dtype, blocksize):
 
 
 def _from_elements(data, ij, shape, blocksize):
-    """(data, (i, j)): elements, equal positions add up."""
+    """Take (data, (i, j)): elements, equal positions add up."""
     data = np.asarray(data)
     i, j = (checks.integer_array("bsr_array", name, x) for name, x in zip("ij", ij))  # noqa: B905
-    coo = scipy.sparse.coo_array((data.astype(_sum_dtype(data.dtype)), (i, j)), shape)
+    try:
+        wide = data.astype(_sum_dtype(data.dtype))
+        coo = scipy.sparse.coo_array((wide, (i, j)), shape)
+    except ValueError as error:
+        raise ValueError(
+            "bsr_array: coordinates must be inside of the shape, one pair for each "
+            f"element, got {error}"
+        ) from None
     layout, values = _from_scipy(coo, blocksize)
     return layout, values.astype(data.dtype)
 
 
 def _from_dense(dense, blocksize):
-    """A dense host array: blocks that hold a nonzero are stored."""
+    """Take a dense host array: blocks that hold a nonzero are stored."""
     operand = arrays.describe("bsr_array", "arg", dense)
     if operand.device is not None:
         raise TypeError(
             "bsr_array: a dense array must be on the host, got a device array; "
             "nothing is copied over PCIe unasked"
         )
+    storage_dtype("bsr_array", "arg", operand.dtype)
     values = arrays.to_numpy(operand)
     if values.ndim != 2:
         raise ValueError(f"bsr_array: a dense array must be 2-D, got {values.ndim}-D")
     if blocksize is None:
-        blocksize = scipy.sparse.csr_array(
-            values.astype(_sum_dtype(values.dtype))
-        ).tobsr().blocksize
+        blocksize = (
+            scipy.sparse.csr_array(values.astype(_sum_dtype(values.dtype)))
+            .tobsr()
+            .blocksize
+        )
     R, C = checks.blocksize("bsr_array", blocksize)
     checks.divides("bsr_array", values.shape, (R, C))
     rows, cols = values.shape[0] // R, values.shape[1] // C
@@ -719,7 +748,7 @@ def blocks_of(layout, op: str = "layout") -> int:
     if not _is_layout(layout):
         raise TypeError(
             f"{op}: layout must be a Layout or LayoutStack, got "
-            f"{type(layout).__name__}; Layout.from_mask(mask, blocksize) makes one of a "
-            "block-level mask"
+            f"{type(layout).__name__}; Layout.from_mask(mask, blocksize) makes one of "
+            "a block-level mask"
         )
     return operator.index(layout.blocks)

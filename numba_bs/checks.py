@@ -71,7 +71,9 @@ def structure(
     if indptr[0] != 0:
         raise ValueError(f"{op}: indptr must start with 0, got {indptr[0]}")
     if (indptr[1:] < indptr[:-1]).any():  # no subtraction: it wraps if unsigned
-        raise ValueError(f"{op}: indptr must not decrease, got a row of negative length")
+        raise ValueError(
+            f"{op}: indptr must not decrease, got a row of negative length"
+        )
     if indptr[-1] > len(indices):
         raise ValueError(
             f"{op}: indptr must end within indices, got indptr[-1] = {indptr[-1]} "
@@ -99,13 +101,11 @@ def values_match(op: str, data_shape: tuple, blocks: int, blocksize: tuple) -> N
         )
     if tuple(data_shape[-2:]) != tuple(blocksize):
         raise ValueError(
-            f"{op}: blocks of data must have the blocksize {tuple(blocksize)}, "
-            f"got mismatching {tuple(data_shape[-2:])}"
+            f"{op}: data must have blocks of {tuple(blocksize)}, "
+            f"got mismatching blocks of {tuple(data_shape[-2:])}"
         )
     if data_shape[-3] != blocks:
-        raise ValueError(
-            f"{op}: data must hold {blocks} blocks, got {data_shape[-3]}"
-        )
+        raise ValueError(f"{op}: data must hold {blocks} blocks, got {data_shape[-3]}")
 
 
 def inner_sizes(op: str, left: str, left_shape, right: str, right_shape) -> None:
@@ -154,7 +154,7 @@ def same_device(op: str, **operands) -> None:
 
 
 def scalar(op: str, name: str, value, dtype: np.dtype):
-    """Return ``value`` as a scalar of ``dtype``; a complex one must not lose its part."""
+    """Return ``value`` as a scalar of ``dtype``; a complex one must not lose a part."""
     if type(value) is int and dtype.kind in "fc":  # the common case
         return dtype.type(value)
     if np.ndim(value) != 0 or isinstance(value, (str, bytes)):
@@ -177,9 +177,7 @@ def scalar(op: str, name: str, value, dtype: np.dtype):
 def output_dtype(op: str, natural: np.dtype, asked: np.dtype) -> None:
     """Require that a result of ``natural`` may be given as ``asked``."""
     if not np.can_cast(natural, asked, "same_kind"):
-        raise TypeError(
-            f"{op}: a result of {natural} cannot be given as {asked}"
-        )
+        raise TypeError(f"{op}: a result of {natural} cannot be given as {asked}")
 
 
 def out(op: str, out, shape: tuple, inputs: dict) -> None:
@@ -196,7 +194,9 @@ def out(op: str, out, shape: tuple, inputs: dict) -> None:
     if out.readonly:
         raise ValueError(f"{op}: out must be writable, got a read-only array")
     if out.conj:
-        raise ValueError(f"{op}: out must not be a lazy conjugate; call .resolve_conj()")
+        raise ValueError(
+            f"{op}: out must not be a lazy conjugate; call .resolve_conj()"
+        )
     if _overlaps_itself(out):
         raise ValueError(
             f"{op}: elements of out must not share memory, got strides {out.strides} "

@@ -55,3 +55,145 @@ def sdd(blocksize, blocks: int, N: int, sums: np.dtype, variant: str | None) -> 
 
 def _reason(variant) -> str:
     return "asked for" if variant else "the only rung of this release"
+
+
+# ------------------------------------------------------------------- the SIMT rung
+
+# Rows and columns of a thread's tile by the bytes of an accumulator: 64 registers of
+# sums, so that with what is on its way from memory three CTAs of 128 threads fit a
+# multiprocessor (160 registers a thread) and nothing spills.
+_REGISTER_TILE = {4: (8, 8), 8: (4, 8), 16: (4, 4)}
+# The most that a CTA takes. Its threads hand their sums over in 32 KiB of shared
+# memory; it stages no more at a time. (48 KiB are to be had, padding needs some.)
+_THREADS, _TILE_M, _TILE_N_BYTES, _STAGED_BYTES = 128, 64, 1024, 32768
+_WARP = 32
+# Inner steps staged at a time: two barriers and a look-up are paid once a step.
+_TILE_K = 16
+# What a CTA costs besides its columns, in columns: its share of A, its start and end.
+_CTA_COLUMNS = 16
+# Threads that fill a large GPU, and the least part of a sum worth a CTA: for the cut
+# of the inner dimension, which must depend on shapes only.
+_FILLING, _LEAST_RANGE = 65536, 512
+
+
+def simt_dsd(R: int, C: int, N: int, sums: np.dtype) -> SimtConfig:
+    """Return the constants for blocks of ``(R, C)`` times N columns.
+
+    Parameters
+    ----------
+    R, C : block size as the plan walks it
+    N : columns of the dense operand
+    sums : accumulation dtype
+
+    Examples
+    --------
+    >>> simt_dsd(32, 32, 8192, np.dtype(np.float32))[:6]
+    (32, 256, 16, 8, 8, 1)
+    >>> simt_dsd(3, 3, 1, np.dtype(np.float64))[:6]
+    (3, 1, 32, 3, 1, 32)
+    """
+    most_m, most_n = _REGISTER_TILE[sums.itemsize]
+    thread_m, threads_m = _along(R, most_m, _TILE_M)
+    tile_m = threads_m * thread_m
+    # The kernel wants tile_n <= N; powers of two, so that there are few kernels.
+    limit = min(_TILE_N_BYTES // sums.itemsize, most_n * _THREADS // threads_m, N)
+    widths = [1 << i for i in range(max(limit, 1).bit_length())]
+    tile_n = min(widths, key=lambda width: -(-N // width) * (width + _CTA_COLUMNS))
+    thread_n = min(most_n, tile_n)
+    groups = min(_THREADS * thread_n // (threads_m * tile_n), _WARP)
+    most_k = _STAGED_BYTES // ((tile_m + tile_n) * sums.itemsize)
+    return SimtConfig(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=_depth(C, groups, most_k),
+        thread_m=thread_m,
+        thread_n=thread_n,
+        groups=groups,
+        accumulator=sums,
+    )
+
+
+def simt_sdd(R: int, C: int, blocks: int, N: int, sums: np.dtype) -> SimtConfig:
+    """Return the constants for ``blocks`` of ``(R, C)``, inner dimension N.
+
+    Parameters
+    ----------
+    R, C : block size
+    blocks : how many a layout stores
+    N : inner dimension
+    sums : accumulation dtype
+
+    Examples
+    --------
+    >>> simt_sdd(32, 32, 6554, 8192, np.dtype(np.float32))[:6]
+    (32, 32, 16, 8, 8, 2)
+    >>> simt_sdd(16, 16, 1, 100_000, np.dtype(np.float32)).splits
+    196
+    """
+    most_m, most_n = _REGISTER_TILE[sums.itemsize]
+    thread_m, threads_m = _along(R, most_m, _TILE_M)
+    thread_n, threads_n = _along(C, most_n, most_n * _THREADS // threads_m)
+    tile_m, tile_n = threads_m * thread_m, threads_n * thread_n
+    # CTAs of a warp, if a tile is no more than that: they wait for nobody else.
+    groups = max(_WARP // (threads_m * threads_n), 1)
+    threads = threads_m * threads_n * groups
+    # About 32 registers staged by each thread: what it can have on its way.
+    row_bytes = (tile_m + tile_n) * sums.itemsize
+    tile_k = _floor_power_of_two(max(128 * threads // row_bytes, 1))
+    most_k = min(_floor_power_of_two(_STAGED_BYTES // row_bytes), 2 * _TILE_K)
+    tile_k = min(max(tile_k, _TILE_K, groups), most_k)
+
+    tiles = -(-R // tile_m) * -(-C // tile_n)
+    ctas, wanted = max(blocks * tiles, 1), _FILLING // threads
+    splits = min(wanted // ctas, -(-N // _LEAST_RANGE)) if 2 * ctas <= wanted else 1
+    length = -(-N // max(splits, 1) // tile_k) * tile_k
+    return SimtConfig(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=tile_k,
+        thread_m=thread_m,
+        thread_n=thread_n,
+        groups=groups,
+        accumulator=sums,
+        splits=max(-(-N // max(length, 1)), 1),
+    )
+
+
+def _along(size: int, most: int, limit: int) -> tuple[int, int]:
+    """Return elements of a thread and number of threads along one axis of a block.
+
+    Threads are a power of two: then their place in a tile is cheap to find, and any
+    number of them along one axis of it leaves a whole number along the other.
+    ``limit`` elements are the most a CTA takes.
+    """
+    threads = min(_power_of_two(-(-size // most)), _floor_power_of_two(limit // most))
+    tiles = -(-size // (threads * most))
+    return -(-size // (tiles * threads)), threads
+
+
+def _depth(C: int, groups: int, most: int) -> int:
+    """Return how many inner steps dsd stages at a time: several blocks, or a part.
+
+    Of the multiples of four steps of each group up to 32: the one that wastes least
+    on blocks of C columns, and of those the nearest to _TILE_K.
+    """
+    most = min(most, 2 * _TILE_K)
+    turn = 4 * groups if 4 * groups <= most else groups
+
+    def waste(depth):
+        used = depth // C * C if depth >= C else C / -(-C // depth)
+        return depth / used
+
+    depths = range(turn, max(most, turn) + 1, turn)
+    depths = [depth for depth in depths if depth >= _TILE_K // 2] or [turn]
+    return min(depths, key=lambda k: (waste(k), abs(k - _TILE_K), -k))
+
+
+def _power_of_two(n: int) -> int:
+    """Return the smallest power of two that is not below ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+def _floor_power_of_two(n: int) -> int:
+    """Return the largest power of two that is not above ``n``."""
+    return 1 << n.bit_length() - 1

@@ -72,7 +72,7 @@ def read(
     if path.suffix == ".npz":
         return _compressed(_parse(path, scipy.sparse.load_npz), path)
     if path.suffixes[-1:] == [".mtx"] or path.suffixes[-2:] == [".mtx", ".gz"]:
-        return _compressed(_parse(path, scipy.io.mmread), path)
+        return _compressed(_parse(path, scipy.io.mmread, spmatrix=False), path)
     if path.suffix == ".mat":
         return _compressed(_largest(path, key), path)
     if path.suffix == ".smtx":
@@ -127,12 +127,12 @@ def guess_blocksize(a) -> tuple[int, int]:
     return side, side
 
 
-def _parse(path, load):
+def _parse(path, load, **options):
     """Call a reader of SciPy's; what it says of a broken file becomes a ValueError."""
     if not path.is_file():  # SciPy's own words for it are three
         raise FileNotFoundError(f"read: path must be a file, got {str(path)!r}")
     try:
-        return load(path)
+        return load(path, **options)
     except PermissionError:
         raise  # it says enough
     except NotImplementedError:  # MATLAB's second file format
@@ -161,7 +161,7 @@ def _compressed(a, path):
 
 def _largest(path, key):
     """Return the variable ``key`` of a .mat file, or its largest sparse matrix."""
-    variables = _parse(path, scipy.io.loadmat)
+    variables = _parse(path, scipy.io.loadmat, spmatrix=False)
     sparse = {name: v for name, v in variables.items() if scipy.sparse.issparse(v)}
     if key is None and sparse:
         return max(sparse.values(), key=lambda a: a.nnz)

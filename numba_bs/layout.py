@@ -31,7 +31,9 @@ class _Structure:
         raise AttributeError(f"{type(self).__name__} is immutable, cannot set {name}")
 
     def __delattr__(self, name):
-        raise AttributeError(f"{type(self).__name__} is immutable, cannot delete {name}")
+        raise AttributeError(
+            f"{type(self).__name__} is immutable, cannot delete {name}"
+        )
 
     @property
     def block_rows(self) -> int:
@@ -76,7 +78,7 @@ class _Structure:
     @cached_property
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Walk columns: pointers, block row of each entry, its block."""
-        head, row = np.divmod(self._lines, max(self.block_rows, 1))
+        head = self._lines // max(self.block_rows, 1)
         # One CSR matrix with the heads on its diagonal; SciPy's compiled
         # conversion sorts its entries by column.
         columns = self.indices + head * self.block_cols
@@ -104,7 +106,8 @@ class _Structure:
         if type(self) is not type(other):
             return NotImplemented
         return (
-            (self.shape, self.blocksize) == (other.shape, other.blocksize)
+            (self.shape, self.blocksize, self.heads)
+            == (other.shape, other.blocksize, other.heads)
             and np.array_equal(self.indptr, other.indptr)
             and np.array_equal(self.indices, other.indices)
         )
@@ -112,7 +115,8 @@ class _Structure:
     @cached_property
     def _hash(self) -> int:
         content = self.indptr.tobytes(), self.indices.tobytes()
-        return hash((type(self).__name__, self.shape, self.blocksize, *content))
+        kind = type(self).__name__, self.heads
+        return hash((*kind, self.shape, self.blocksize, *content))
 
     def __hash__(self):
         return self._hash

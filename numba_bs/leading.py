@@ -77,7 +77,9 @@ class LeadingAxes(NamedTuple):
         (_, summed, summed_strides), *_ = strided.one_axis(shape, *strides)
         shape, strides = self.kept
         for offsets, batch, batch_strides in strided.one_axis(shape, *strides):
-            yield Part(batch, summed, offsets, batch_strides, summed_strides, self.heads)
+            yield Part(
+                batch, summed, offsets, batch_strides, summed_strides, self.heads
+            )
 
 
 class Part(NamedTuple):
@@ -98,7 +100,10 @@ class Part(NamedTuple):
         """
         shape, strides = [self.batch], [self.batch_strides[which]]
         if which < 2:
-            shape, strides = [*shape, self.summed], [*strides, self.summed_strides[which]]
+            shape, strides = (
+                [*shape, self.summed],
+                [*strides, self.summed_strides[which]],
+            )
         inner = 3
         if self.heads[which] is not None:
             heads, by = self.heads[which]

@@ -42,9 +42,7 @@ def aligned(strides: tuple, shape: tuple, full: tuple) -> tuple:
     missing = (0,) * (len(full) - len(shape))
     own = (
         0 if size == 1 and whole != 1 else step
-        for size, step, whole in zip(
-            shape, strides, full[len(missing) :], strict=True
-        )
+        for size, step, whole in zip(shape, strides, full[len(missing) :], strict=True)
     )
     return (*missing, *own)
 

@@ -49,7 +49,7 @@ def why_not(tier):
     """Return why a marker's tests cannot run here, or None if they can."""
     if tier == "simulator" and HAS_NUMBA:
         on = f"kernels run on the {GPU}; NUMBA_ENABLE_CUDASIM=1 runs them as threads"
-        return None if SIMULATED else on if CAPABILITY else f"switched off and {GPU}"
+        return None if SIMULATED else on if CAPABILITY else f"switched off; {GPU}"
     if CAPABILITY is None:
         return GPU
     if SIMULATED:

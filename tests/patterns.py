@@ -49,7 +49,7 @@ INTEGERS = [
 
 def sized(blocksize):
     """Name a block size in the id of a test."""
-    return "{0[0]}x{0[1]}".format(blocksize)
+    return f"{blocksize[0]}x{blocksize[1]}"
 
 
 def values(rng, shape, dtype):
@@ -80,7 +80,7 @@ def make(rng, mask, blocksize, dtype=np.float64, lead=()):
 
 def stored(layout):
     """Yield head, block row and block column of each block; straight from indptr."""
-    R, C = layout.blocksize
+    R = layout.blocksize[0]
     rows = layout.shape[0] // R
     for line, (begin, end) in enumerate(itertools.pairwise(layout.indptr.tolist())):
         for col in layout.indices[begin:end].tolist():

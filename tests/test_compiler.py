@@ -238,6 +238,7 @@ def test_compiles_without_a_gpu(facts, capability, target):
     assert copy.max_threads == 64
     assert 0 < copy.registers < 64
     assert copy.count("ld.global") == copy.count("st.global") == 1  # none is generic
+    assert copy.count("setp") == copy.count("selp") == 0  # no test for index < 0
     assert not copy.local
     assert copy.spill_bytes == copy.stack_bytes == 0
 

@@ -84,6 +84,14 @@ def test_links_resolve(document):
         assert (path.parent / target).exists(), f"{document} links to {target}"
 
 
+def test_contributing_names_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`([\w.]+/[\w./]+\.(?:py|md))`", text):
+        if "rows" not in name:  # the operation that is made up there
+            found = [ROOT / name, ROOT / "numba_bs" / name]
+            assert any(path.exists() for path in found), name
+
+
 def test_no_speed_is_typed_by_hand():
     pattern = "<!-- benchmark:begin -->.*<!-- benchmark:end -->"
     assert len(re.findall(pattern, README, re.DOTALL)) == 1

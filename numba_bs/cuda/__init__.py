@@ -1,1 +1,52 @@
-"""CUDA kernels in Python, and what starts them."""
+"""CUDA kernels in Python, and what starts them: a guide to reading them.
+
+**Where to begin.** ``elementwise_simt.py``: one thread per element, nothing shared.
+Then ``matmul_dsd_simt.py`` (dense = sparse @ dense), which has every idea of this
+release: work items, tiles staged in shared memory, register tiles, thread groups.
+``matmul_sdd_simt.py`` (the sampled product) is the same walk along another axis.
+``sum_partials_simt.py`` finishes both where a long sum was cut.
+``gather_blocks_simt.py`` copies.
+
+**A kernel file** holds one kernel and reads from top to bottom:
+
+1. its docstring: what one CTA owns; then ``grid``, ``threads``, ``shared``, ``reads``;
+2. ``launch(config, plan, arrays, ..., stream)`` turns constants that ``choose.py``
+   picked into a grid and starts the kernel; it neither checks nor allocates;
+3. ``_make_kernel``: its arguments are what is known when the kernel is compiled, in
+   capitals. A Python ``if`` on one of them leaves one branch, a ``range`` loop over
+   one is unrolled, a local array indexed by such loops lives in registers;
+4. the kernel: who am I, tiles, walk (stage, barrier, multiply, barrier), write. Behind
+   each ``syncthreads`` stands what is true after it.
+
+**Names.** "Block" is a block of the matrix; a thread block is a CTA. ``TILE_M`` is a
+size of a CTA, ``THREAD_M`` of a thread, ``THREADS_M`` a count of threads. ``m``,
+``n``, ``k`` are places in a tile, ``r``, ``c`` in a block. ``a_smem`` is shared memory,
+``a_reg`` registers, plain ``a`` global memory, ``acc`` the running sum.
+
+**One body for all dtypes.** Values are widened to the accumulation dtype when they are
+staged and rounded once when the result is written, by functions that ``tiles.py`` makes
+for a pair of dtypes. bfloat16 travels as 16-bit words.
+
+**Strides say everything.** ``A.T @ x`` is the kernel of ``A @ x`` on the plan of
+columns, with the last two axes of the values swapped; ``x @ A`` is it on ``x.T``. The
+constants ``..._ALONG_...`` tell a kernel only in which direction neighbours in memory
+lie, so that neighbouring threads can read them.
+
+**Three habits of the kernels**, because of how Numba compiles:
+
+- ``index(x)`` and ``u64(x)`` around an index: a signed index may be negative, which
+  costs two instructions an axis; these say that it is not.
+- ``while k < TILE_K`` where a loop must not be unrolled, ``range`` where it must.
+- ``device`` functions inside of a maker are inlined where they are called: they name
+  a piece of the kernel, they cost nothing.
+
+**What is sure.** No atomics: sums are added in one fixed order, so the same call gives
+the same bits. No early return before a barrier. Nothing past the end of an operand is
+read; what pads a tile is a copy whose result is not written, or zero.
+
+**Below the kernels.** ``compiler.py`` is the door to Numba (casts, ``maker``, ``jit``,
+compiling without a GPU), ``launch.py`` starts a kernel, ``upload.py`` keeps lookup
+tables on the device, ``ptx.py`` declares instructions that Numba lacks and
+``ptx_emulated.py`` emulates them, ``simulator.py`` runs it all as Python threads: set
+``NUMBA_ENABLE_CUDASIM=1``, put a ``print`` or a breakpoint into any kernel, and watch.
+"""

@@ -222,7 +222,7 @@ def compile(kernel, signature, capability=(9, 0)):
         )
     suffix = "a" if capability >= (9, 0) else ""
     _check_capability(capability)
-    with _pointer_arithmetic():
+    with _addressing():
         ptx, _ = cuda.compile(
             kernel.function,
             signature,
@@ -246,31 +246,41 @@ def compile(kernel, signature, capability=(9, 0)):
 
 
 @contextlib.contextmanager
-def _pointer_arithmetic():
-    """Let Numba add strides to a pointer, not to the integer it makes of one.
+def _addressing():
+    """Let Numba compute the address of an array element as CUDA C does.
 
-    After that integer NVVM no longer knows that the arrays of a kernel lie in global
-    memory. Every access becomes a generic one, and no load can be moved before a
-    store to shared memory: what a thread stages arrives one item after the other.
+    Numba makes an integer of the pointer before it adds strides. After that NVVM no
+    longer knows that the arrays of a kernel lie in global memory: every access is a
+    generic one, and no load can move before a store to shared memory, so what a
+    thread stages arrives one item after the other. Here strides are added to the
+    pointer.
+
+    Numba also takes negative indices from the end, which costs two instructions and
+    the length of the axis at every access. Kernels of this package have no negative
+    index (the simulator refuses them), so none is looked for.
     """
     from numba.cuda import cgutils
     from numba.cuda.core.compiler_lock import global_compiler_lock
+    from numba.cuda.np import arrayobj
 
     def pointer_add(builder, pointer, offset, return_type=None):
         if isinstance(offset, int):
             offset = cgutils.intp_t(offset)
-        address = builder.bitcast(pointer, cgutils.voidptr_t)
-        return builder.bitcast(
-            builder.gep(address, [offset]), return_type or pointer.type
-        )
+        address = builder.gep(builder.bitcast(pointer, cgutils.voidptr_t), [offset])
+        return builder.bitcast(address, return_type or pointer.type)
+
+    def fix_integer_index(context, builder, index_type, index, size):
+        wide = types.intp if index_type.signed else types.uintp
+        return context.cast(builder, index, index_type, wide)
 
     with global_compiler_lock:  # nothing else compiles meanwhile
-        before = cgutils.pointer_add
+        before = cgutils.pointer_add, arrayobj.fix_integer_index
         cgutils.pointer_add = pointer_add
+        arrayobj.fix_integer_index = fix_integer_index
         try:
             yield
         finally:
-            cgutils.pointer_add = before
+            cgutils.pointer_add, arrayobj.fix_integer_index = before
 
 
 def _check_capability(capability):

@@ -10,7 +10,7 @@ operands laid out alike.
     reads    each element of the operands once; ``out`` never
 """
 
-from .compiler import cuda, jit, maker
+from .compiler import cast, cuda, jit, maker
 from .launch import ceil_div, run
 from .tiles import index, make_narrow, make_widen, scalars
 
@@ -53,6 +53,7 @@ def launch(operation, x, y, out, alpha, beta, stream):
 def _make_kernel(operation, accumulator, x_dtype, y_dtype, out_dtype, conj_x, conj_y):
     """Compile-time: operation, dtypes, which operands count as conjugated."""
     MULTIPLY, AXPBY = operation == "multiply", operation == "axpby"
+    to_sum = cast(accumulator)
     widen_x = make_widen(x_dtype, accumulator, conj_x)
     widen_y = make_widen(y_dtype, accumulator, conj_y)
     narrow = make_narrow(accumulator, out_dtype)
@@ -72,11 +73,11 @@ def _make_kernel(operation, accumulator, x_dtype, y_dtype, out_dtype, conj_x, co
         i, j = line // middle, line % middle
 
         if element < out.size:
-            value = alpha * widen_x(x[i, j, k])
+            value = to_sum(alpha * widen_x(x[i, j, k]))
             if MULTIPLY:
-                value *= widen_y(y[i, j, k])
+                value = to_sum(value * widen_y(y[i, j, k]))
             if AXPBY:
-                value += beta * widen_y(y[i, j, k])
+                value = to_sum(value + beta * widen_y(y[i, j, k]))
             out[i, j, k] = narrow(value)
 
     return elementwise_simt

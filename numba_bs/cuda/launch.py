@@ -62,7 +62,7 @@ def run(kernel, grid, stream, *args):
         if grid == 0:
             return
         raise NotImplementedError(
-            f"{kernel.function.__name__}: the grid must have at most {MAX_GRID} CTAs, "
+            f"{kernel.function.__name__}: the grid must have 0 to {MAX_GRID} CTAs, "
             f"got {grid}; split the operands"
         )
     if SIMULATED:

@@ -17,7 +17,7 @@ of ``sum_partials_simt.py`` adds the segments of each such row in order.
 """
 
 from . import sum_partials_simt
-from .compiler import cuda, device, i64, jit, maker, numba_type, u64
+from .compiler import cast, cuda, device, jit, maker, numba_type, u64
 from .launch import ceil_div, run
 from .tiles import (
     index,
@@ -136,8 +136,11 @@ def _make_kernel(
     SUM_ITEMS = GROUPS * TILE_M * B_PITCH
     ROOM = max(TILE_ITEMS, SUM_ITEMS)
 
+    # Four steps a turn where that goes: the loop costs instructions too.
+    UNROLLED = TILE_K % (4 * GROUPS) == 0
+    TURN = 4 * GROUPS if UNROLLED else GROUPS
 
-    dtype = numba_type(accumulator)
+    dtype, to_sum = numba_type(accumulator), cast(accumulator)
     zero = accumulator.type(0)
     widen_a = make_widen(a_dtype, accumulator, conj_a)
     widen_b = make_widen(b_dtype, accumulator, conj_b)
@@ -157,16 +160,16 @@ def _make_kernel(
         return min(entry, last - 1), k % C, k < ENTRIES * C and entry < last
 
     @device
-    def multiply(k, m0, n0, a_smem, b_smem, a_reg, b_reg, acc):
-        # acc += (column k of the A tile) times (row k of the b tile), my part of it.
-        for i in range(THREAD_M):
-            a_reg[i] = a_smem[u64(k * A_PITCH + m0 + i)]
+    def multiply(k, m0, n0, a_smem, b_smem, acc):
+        # acc += (column k of the a tile) times (row k of the b tile), my part of it.
+        b_reg = cuda.local.array(THREAD_N, dtype)
         for j in range(THREAD_N):
             n = n0 + j // RUN * RUN_STEP + j % RUN
             b_reg[j] = b_smem[u64(k * B_PITCH + n)]
         for i in range(THREAD_M):
+            a_value = a_smem[u64(k * A_PITCH + m0 + i)]
             for j in range(THREAD_N):
-                acc[i, j] = multiply_add(acc[i, j], a_reg[i], b_reg[j])
+                acc[i, j] = multiply_add(acc[i, j], a_value, b_reg[j])
 
     @jit(threads=THREADS)
     def dsd_simt(
@@ -192,8 +195,8 @@ def _make_kernel(
         batch, col0 = cta // tiles, cta % tiles * TILE_N
         # The last tile is moved left until it ends at N, so that no load needs a
         # test; the columns it then shares with the one before are not its own.
-        shared = max(col0 + TILE_N - out.shape[3], 0)
-        col0 -= shared
+        overlap = max(col0 + TILE_N - out.shape[3], 0)
+        col0 -= overlap
         head, slot = index(item_head[item]), item_slot[item]
         first, count = index(item_first[item]), index(item_count[item])
 
@@ -213,8 +216,6 @@ def _make_kernel(
 
         smem = cuda.shared.array(ROOM, dtype, alignment=16)
         a_smem, b_smem, sums_smem = smem, smem[A_ITEMS:], smem
-        a_reg = cuda.local.array(THREAD_M, dtype)
-        b_reg = cuda.local.array(THREAD_N, dtype)
         acc = cuda.local.array((THREAD_M, THREAD_N), dtype)
         for i in range(THREAD_M):
             for j in range(THREAD_N):
@@ -246,15 +247,15 @@ def _make_kernel(
                         b_smem[k * B_PITCH + n] = value if inside else zero
                 cuda.syncthreads()  # both tiles are whole
 
-                # Four steps a turn, because the loop itself costs instructions too.
                 k = 0
                 while k < TILE_K:
                     mine = k + group
-                    multiply(mine, m0, n0, a_smem, b_smem, a_reg, b_reg, acc)
-                    multiply(mine + GROUPS, m0, n0, a_smem, b_smem, a_reg, b_reg, acc)
-                    multiply(mine + 2 * GROUPS, m0, n0, a_smem, b_smem, a_reg, b_reg, acc)
-                    multiply(mine + 3 * GROUPS, m0, n0, a_smem, b_smem, a_reg, b_reg, acc)
-                    k += 4 * GROUPS
+                    multiply(mine, m0, n0, a_smem, b_smem, acc)
+                    if UNROLLED:
+                        multiply(mine + GROUPS, m0, n0, a_smem, b_smem, acc)
+                        multiply(mine + 2 * GROUPS, m0, n0, a_smem, b_smem, acc)
+                        multiply(mine + 3 * GROUPS, m0, n0, a_smem, b_smem, acc)
+                    k += TURN
                 c0 += TILE_K
                 if c0 >= C:
                     entry, c0 = entry + ENTRIES, 0
@@ -267,9 +268,8 @@ def _make_kernel(
                 n = n0 + j // RUN * RUN_STEP + j % RUN
                 sums_smem[(group * TILE_M + m0 + i) * B_PITCH + n] = acc[i, j]
         cuda.syncthreads()  # the sums of all threads are there
-        out_row0 = index(item_row[item]) * R
-        out_tile = out[batch, head, :, col0:]
-        part = partial[batch, max(slot, 0), :, col0:]
+        out_row0 = index(item_row[item]) * R + row0
+        out_tile = out[batch, head, out_row0:, col0:]
         element = tid
         while element < TILE_M * TILE_N:
             if OUT_ALONG_M:
@@ -279,15 +279,14 @@ def _make_kernel(
             total = sums_smem[m * B_PITCH + n]
             for g in range(1, GROUPS):  # in order
                 total += sums_smem[(g * TILE_M + m) * B_PITCH + n]
-            r = row0 + m
-            if r < R and n >= shared:
+            if row0 + m < R and n >= overlap:
                 if slot >= 0:
-                    part[r, n] = total
+                    partial[batch, slot, row0 + m, col0 + n] = total
                 else:
-                    total *= alpha
+                    total = to_sum(alpha * total)
                     if beta != 0:
-                        total += beta * widen_out(out_tile[out_row0 + r, n])
-                    out_tile[out_row0 + r, n] = narrow(total)
+                        total = to_sum(total + beta * widen_out(out_tile[m, n]))
+                    out_tile[m, n] = narrow(total)
             element += THREADS
 
     return dsd_simt

@@ -19,7 +19,7 @@ order.
 """
 
 from . import sum_partials_simt
-from .compiler import cuda, device, jit, maker, numba_type, u64
+from .compiler import cast, cuda, device, jit, maker, numba_type, u64
 from .launch import ceil_div, run
 from .tiles import (
     index,
@@ -123,9 +123,11 @@ def _make_kernel(
     ROWS_FIT = R % (X_M_PASSES * X_M_THREADS) == 0
     COLS_FIT = C % (Y_N_PASSES * Y_N_THREADS) == 0
 
+    K_ROOM = max(X_K_PASSES * X_K_THREADS, Y_K_PASSES * Y_K_THREADS)
+
     # One array in shared memory: first the tiles, at last the sums.
-    Y_FIRST = X_K_PASSES * X_K_THREADS * X_PITCH
-    TILE_ITEMS = Y_FIRST + Y_K_PASSES * Y_K_THREADS * Y_PITCH
+    Y_FIRST = K_ROOM * X_PITCH
+    TILE_ITEMS = Y_FIRST + K_ROOM * Y_PITCH
     SUM_PITCH = pitch(TILE_N, accumulator)
     ROOM = max(TILE_ITEMS, GROUPS * TILE_M * SUM_PITCH)
 
@@ -133,7 +135,11 @@ def _make_kernel(
     RUN = run_length(THREAD_N, accumulator)
     RUN_STEP = RUN * THREADS_N
 
-    dtype = numba_type(accumulator)
+    # Four steps a turn where that goes: the loop costs instructions too.
+    UNROLLED = TILE_K % (4 * GROUPS) == 0
+    TURN = 4 * GROUPS if UNROLLED else GROUPS
+
+    dtype, to_sum = numba_type(accumulator), cast(accumulator)
     zero = accumulator.type(0)
     widen_x = make_widen(x_dtype, accumulator, conj_x)
     widen_y = make_widen(y_dtype, accumulator, conj_y)
@@ -142,16 +148,16 @@ def _make_kernel(
     multiply_add = make_multiply_add(accumulator)
 
     @device
-    def multiply(k, m0, n0, x_smem, y_smem, x_reg, y_reg, acc):
+    def multiply(k, m0, n0, x_smem, y_smem, acc):
         # acc += (column k of the x tile) times (row k of the y tile), my part of it.
-        for i in range(THREAD_M):
-            x_reg[i] = x_smem[u64(k * X_PITCH + m0 + i)]
+        y_reg = cuda.local.array(THREAD_N, dtype)
         for j in range(THREAD_N):
             n = n0 + j // RUN * RUN_STEP + j % RUN
             y_reg[j] = y_smem[u64(k * Y_PITCH + n)]
         for i in range(THREAD_M):
+            x_value = x_smem[u64(k * X_PITCH + m0 + i)]
             for j in range(THREAD_N):
-                acc[i, j] = multiply_add(acc[i, j], x_reg[i], y_reg[j])
+                acc[i, j] = multiply_add(acc[i, j], x_value, y_reg[j])
 
     @jit(threads=THREADS)
     def sdd_simt(
@@ -195,8 +201,6 @@ def _make_kernel(
 
         smem = cuda.shared.array(ROOM, dtype, alignment=16)
         x_smem, y_smem, sums_smem = smem, smem[Y_FIRST:], smem
-        x_reg = cuda.local.array(THREAD_M, dtype)
-        y_reg = cuda.local.array(THREAD_N, dtype)
         acc = cuda.local.array((THREAD_M, THREAD_N), dtype)
         for i in range(THREAD_M):
             for j in range(THREAD_N):
@@ -207,8 +211,9 @@ def _make_kernel(
             y_tile = y[batch, s, head, :, y_col0:]
             k0 = split * length
             while k0 < end:
-                # Stage columns of x and rows of y. Where they lead past the block
-                # they repeat its last row or column: those sums are not written.
+                # Stage columns of x and rows of y. Where they lead past the block they
+                # repeat its last row or column, whose sums are not written; where they
+                # lead past the range, its last k.
                 for i in range(X_K_PASSES):
                     k = x_k + i * X_K_THREADS
                     at = u64(min(k0 + k, end - 1))
@@ -218,13 +223,13 @@ def _make_kernel(
                         x_smem[k * X_PITCH + m] = widen_x(x_tile[u64(r), at])
                 for i in range(Y_K_PASSES):
                     k = y_k + i * Y_K_THREADS
-                    at = u64(min(k0 + k, end - 1))
+                    y_row = y_tile[u64(min(k0 + k, end - 1))]
                     for j in range(Y_N_PASSES):
                         n = y_n + j * Y_N_THREADS
                         c = n if COLS_FIT else min(n, C - 1 - col0)
-                        y_smem[k * Y_PITCH + n] = widen_y(y_tile[at, u64(c)])
-                # Where they lead past the range, what was staged counts as zero.
-                if k0 + TILE_K > end:
+                        y_smem[k * Y_PITCH + n] = widen_y(y_row[u64(c)])
+                # That k was counted already: a k past the range counts as zero.
+                if k0 + K_ROOM > end:
                     for i in range(X_K_PASSES):
                         k = x_k + i * X_K_THREADS
                         for j in range(X_M_PASSES):
@@ -237,15 +242,15 @@ def _make_kernel(
                                 y_smem[k * Y_PITCH + y_n + j * Y_N_THREADS] = zero
                 cuda.syncthreads()  # both tiles are whole
 
-                # Four steps a turn, because the loop itself costs instructions too.
                 k = 0
                 while k < TILE_K:
                     mine = k + group
-                    multiply(mine, m0, n0, x_smem, y_smem, x_reg, y_reg, acc)
-                    multiply(mine + GROUPS, m0, n0, x_smem, y_smem, x_reg, y_reg, acc)
-                    multiply(mine + 2 * GROUPS, m0, n0, x_smem, y_smem, x_reg, y_reg, acc)
-                    multiply(mine + 3 * GROUPS, m0, n0, x_smem, y_smem, x_reg, y_reg, acc)
-                    k += 4 * GROUPS
+                    multiply(mine, m0, n0, x_smem, y_smem, acc)
+                    if UNROLLED:
+                        multiply(mine + GROUPS, m0, n0, x_smem, y_smem, acc)
+                        multiply(mine + 2 * GROUPS, m0, n0, x_smem, y_smem, acc)
+                        multiply(mine + 3 * GROUPS, m0, n0, x_smem, y_smem, acc)
+                    k += TURN
                 k0 += TILE_K
                 cuda.syncthreads()  # both tiles are free to overwrite
 
@@ -257,7 +262,6 @@ def _make_kernel(
                 sums_smem[(group * TILE_M + m0 + i) * SUM_PITCH + n] = acc[i, j]
         cuda.syncthreads()  # the sums of all threads are there
         out_block = out[batch, block]
-        part = partial[batch, split if partial.shape[1] > 0 else 0, block]
         element = tid
         while element < TILE_M * TILE_N:
             if OUT_ALONG_M:
@@ -270,11 +274,11 @@ def _make_kernel(
             r, c = row0 + m, col0 + n
             if r < R and c < C:
                 if partial.shape[1] > 0:
-                    part[r, c] = total
+                    partial[batch, split, block, r, c] = total
                 else:
-                    total *= alpha
+                    total = to_sum(alpha * total)
                     if beta != 0:
-                        total += beta * widen_out(out_block[r, c])
+                        total = to_sum(total + beta * widen_out(out_block[r, c]))
                     out_block[r, c] = narrow(total)
             element += THREADS
 

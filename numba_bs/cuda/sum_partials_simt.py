@@ -11,7 +11,7 @@ every time. ``alpha`` and ``beta`` apply here, once.
     reads    each partial sum once
 """
 
-from .compiler import cuda, device, jit, maker
+from .compiler import cast, cuda, device, jit, maker
 from .launch import ceil_div, run
 from .tiles import index, make_narrow, make_widen, scalars
 
@@ -52,7 +52,7 @@ def launch_blocks(partial, out, alpha, beta, stream):
 @maker
 def _make_kernel(accumulator, out_dtype, ROWS):
     """Compile-time: dtypes; whether rows of a plan or all blocks are summed."""
-    zero = accumulator.type(0)
+    zero, to_sum = accumulator.type(0), cast(accumulator)
     widen = make_widen(out_dtype, accumulator)
     narrow = make_narrow(accumulator, out_dtype)
 
@@ -62,9 +62,9 @@ def _make_kernel(accumulator, out_dtype, ROWS):
         total = zero
         for part in range(first, last):
             total += parts[part, r, n]
-        total *= alpha
+        total = to_sum(alpha * total)
         if beta != 0:
-            total += beta * widen(out[row, n])
+            total = to_sum(total + beta * widen(out[row, n]))
         out[row, n] = narrow(total)
 
     @jit(threads=THREADS)

@@ -117,7 +117,8 @@ def staging_threads(along_k, tile_k, tile_other, threads, storage):
     Memory is read fast if neighbouring threads read neighbouring addresses, so they
     lie along the axis on which ``along_k`` says that neighbours lie. Across it a
     warp takes full sectors: a tile is written to shared memory with k as the outer
-    axis, and 32 threads along k would write to few of its banks.
+    axis, and 32 threads along k would write to few of its banks. At least four
+    threads lie along k where they can, because what each k costs is paid by thread.
 
     Parameters
     ----------
@@ -133,11 +134,12 @@ def staging_threads(along_k, tile_k, tile_other, threads, storage):
         to a power of two.
     """
     across = min(threads, power_of_two(tile_other))
+    sector = SECTOR_BYTES // storage.itemsize
     if along_k:
-        sector = max(8, SECTOR_BYTES // storage.itemsize)
-        across = min(across, max(threads // sector, 1))
+        along = min(max(sector, 8), power_of_two(tile_k))
+        across = min(across, max(threads // along, 1))
     else:
-        across = min(across, 32)
+        across = min(across, 32, max(threads // 4, sector))
     return threads // across, across
 
 
@@ -167,7 +169,7 @@ def run_length(columns, accumulator):
 
 
 def scalars(accumulator, *values):
-    """Return factors as kernels take them: integers as Python ints."""
+    """Return factors as kernels take them: integers as int64, which wrap alike."""
     if accumulator.kind in "iu":
-        return tuple(int(value) for value in values)
+        return tuple((int(value) + 2**63) % 2**64 - 2**63 for value in values)
     return tuple(accumulator.type(value) for value in values)

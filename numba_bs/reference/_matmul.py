@@ -18,7 +18,11 @@ from ..layout import LayoutStack
 # elements and this many columns on (benchmarks/bench_matmul.py --device cpu).
 BLAS_BLOCK = 64
 BLAS_COLUMNS = 4
-CACHED_COLUMNS = 128
+# Columns of one BLAS product: as many as leave it to one thread (OpenBLAS wakes others
+# from about this many multiplications on, which costs more than so short a product),
+# within what stays in the cache and what is worth a call.
+BLAS_ALONE = 2**18
+COLUMNS = range(32, 129)
 
 _NO_BLOCKS = scipy.sparse.bsr_array((0, 0))
 
@@ -46,7 +50,7 @@ def matmul(
         return y if a.ndim == 1 else y.swapaxes(-1, -2) if out is None else out
     natural = result_dtype("matmul", sparse.dtype, b.dtype)
     given = out.dtype if out is not None else natural if dtype is None else dtype
-    sums = sums_dtype(natural, np.dtype(given))
+    sums = _sums(natural, np.dtype(given))
     product = _product(sparse, b[:, None] if b.ndim == 1 else b, sums)
     product = product[..., 0] if b.ndim == 1 else product
     return _finish(product, out, alpha, beta, given)
@@ -69,9 +73,7 @@ def matmul_backward(
         sparse = as_bsr("matmul_backward", "b", b)
         wanted = [{"a": "b", "b": "a"}[name] for name in needs]
         turned = grad_out if a.ndim == 1 else _transposed(grad_out)
-        grad_b, grad_a = matmul_backward(
-            turned, sparse.T, _transposed(a), needs=wanted
-        )
+        grad_b, grad_a = matmul_backward(turned, sparse.T, _transposed(a), needs=wanted)
         grad_a = None if grad_a is None else _transposed(grad_a)
         return grad_a, None if grad_b is None else grad_b.T
     g, x = (each[:, None] if b.ndim == 1 else each for each in (grad_out, b))
@@ -113,7 +115,7 @@ def sddmm(
     """See :func:`numba_bs.sddmm`."""
     natural = result_dtype("sddmm", x.dtype, y.dtype)
     given = out.dtype if out is not None else natural if dtype is None else dtype
-    sums = sums_dtype(natural, np.dtype(given))
+    sums = _sums(natural, np.dtype(given))
     if out is not None and out._transposed:  # out.T = y^T x^T on its layout
         x, y = y.swapaxes(-1, -2), x.swapaxes(-1, -2)
         layout = layout.T
@@ -203,12 +205,15 @@ def _rows_times(indptr, indices, blocks, x):
     columns of a step are few enough that what is gathered stays in the cache.
     """
     _, R, C = blocks.shape
-    out = np.zeros(((len(indptr) - 1), R, x.shape[1]), x.dtype)
-    for col in range(0, x.shape[1], CACHED_COLUMNS):
-        columns = slice(col, col + CACHED_COLUMNS)
+    rows, N = len(indptr) - 1, x.shape[1]
+    out = np.zeros((rows, R, N), x.dtype)
+    width = BLAS_ALONE * rows // max(blocks.size, 1)
+    width = min(max(width, COLUMNS.start), COLUMNS.stop - 1)
+    for col in range(0, N, width):
+        columns = slice(col, col + width)
         strips = np.ascontiguousarray(x[:, columns])
         strips = strips.reshape(-1, C, strips.shape[1])
-        for row in range(len(indptr) - 1):
+        for row in range(rows):
             entries = slice(indptr[row], indptr[row + 1])
             if entries.start == entries.stop:
                 continue
@@ -216,7 +221,7 @@ def _rows_times(indptr, indices, blocks, x):
             left = left.swapaxes(0, 1).reshape(R, -1)
             right = strips[indices[entries]].reshape(-1, strips.shape[2])
             out[row, :, columns] = left @ right
-    return out.reshape(-1, x.shape[1])
+    return out.reshape(-1, N)
 
 
 def _sampled(x, y, layout, sums):
@@ -240,32 +245,40 @@ def _sampled(x, y, layout, sums):
 
 
 def _sampled_rows(x, y, layout, out):
-    """Write the blocks of ``x @ y``: one BLAS product a block row."""
+    """Write the blocks of ``x @ y``: one BLAS product a block row, or a part of it."""
     R, C = layout.blocksize
     n = x.shape[1]
     strips = y.reshape(n, layout.block_cols, C).swapaxes(0, 1)
+    alone = BLAS_ALONE // max(R * n * C, 1)
     for row in range(layout.block_rows):
-        entries = slice(layout.indptr[row], layout.indptr[row + 1])
-        if entries.start == entries.stop:
-            continue
-        cols = layout.indices[entries]
-        right = strips[cols].swapaxes(0, 1).reshape(n, len(cols) * C)
-        product = x[row * R : (row + 1) * R] @ right
-        out[entries] = product.reshape(R, len(cols), C).swapaxes(0, 1)
+        first, last = layout.indptr[row : row + 2]
+        for entry in range(first, last, alone or last - first or 1):
+            entries = slice(entry, min(entry + alone, last) if alone else last)
+            cols = layout.indices[entries]
+            right = strips[cols].swapaxes(0, 1).reshape(n, len(cols) * C)
+            product = x[row * R : (row + 1) * R] @ right
+            out[entries] = product.reshape(R, len(cols), C).swapaxes(0, 1)
 
 
 # ----------------------------------------------------------------- small helpers
 
 
+def _sums(natural, given):
+    """Return the type of sums: integers wrap alike in their own, without a copy."""
+    sums = sums_dtype(natural, given)
+    return given if sums.kind in "iu" else sums
+
+
 def _finish(product, out, alpha, beta, dtype):
     """Return ``alpha * product + beta * out`` rounded once, in ``out`` if given."""
     if alpha != 1:
-        product *= product.dtype.type(alpha)
+        product *= np.asarray(alpha).astype(product.dtype)
     if out is None:
         return product.astype(dtype, copy=False)
     target = out if isinstance(out, np.ndarray) else np.asarray(out)
     if beta != 0:
-        product += product.dtype.type(beta) * target.astype(product.dtype)
+        beta = np.asarray(beta).astype(product.dtype)
+        product += beta * target.astype(product.dtype)
     target[...] = product
     return out
 
