@@ -61,6 +61,8 @@ class Host:
 class Device(Host):
     """Numba's device arrays, on a GPU or in the simulator under one schedule."""
 
+    library = "numba"
+
     def __init__(self, **schedule):
         self.schedule = schedule
         self.small = bool(schedule)
@@ -76,8 +78,8 @@ class Device(Host):
         if isinstance(result, bs.bsr_array):
             return result._view(self.take(result._values))
         operand = arrays.describe("test", "result", result)
-        assert (operand.library, operand.device) == ("numba", 0)
-        return host_copy(result)
+        assert (operand.library, operand.device) == (self.library, 0)
+        return arrays.to_numpy(operand)
 
     def computing(self):
         if not self.schedule:
@@ -103,7 +105,26 @@ def device_copy(x):
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
     where = cuda.to_device(memory).gpu_data.view(address - low)
-    return DeviceNDArray(x.shape, x.strides, x.dtype, gpu_data=where)
+    array = DeviceNDArray(x.shape, x.strides, x.dtype, gpu_data=where)
+    # Numba's own arrays can always be written.
+    return array if x.flags.writeable else Exporter(array, readonly=True)
+
+
+class Exporter:
+    """Another library's device array: it says where it lies and no more."""
+
+    def __init__(self, array, typestr=None, stream=None, readonly=None):
+        self.array = array
+        operand = arrays.describe("test", "array", array)
+        readonly = operand.readonly if readonly is None else readonly
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": operand.shape,
+            "strides": None if operand.contiguous else operand.strides,
+            "typestr": typestr or operand.dtype.str,
+            "data": (operand.pointer, readonly),
+            "stream": stream,
+        }
 
 
 def host_copy(x):
@@ -155,3 +176,5 @@ else:
 DEVICE = DEVICES[:1]
 BACKENDS = [HOST, *DEVICES]
 EACH = [HOST, *DEVICE]
+# Where large shapes are affordable.
+FAST = [HOST] if SIMULATED else EACH

@@ -47,9 +47,14 @@ INTEGERS = [
 ]
 
 
-def sized(blocksize):
-    """Name a block size in the id of a test."""
-    return f"{blocksize[0]}x{blocksize[1]}"
+def label(value):
+    """Name a dtype, a number, or a tuple of them in the id of a test."""
+    if isinstance(value, tuple):
+        numbers = all(isinstance(each, int) for each in value)
+        return ("x" if numbers else "-").join(map(label, value)) or "none"
+    if isinstance(value, (str, type, np.dtype)):
+        return np.dtype(value).name
+    return str(value)
 
 
 def values(rng, shape, dtype):

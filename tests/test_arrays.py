@@ -3,9 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from backends import EACH, Device, device_copy, host_copy
+from backends import EACH, Device, Exporter, device_copy, host_copy
 from bounds import assert_within, widened
-from patterns import FLOATS, INTEGERS, MASKS, dense, make, strided, values
+from patterns import FLOATS, INTEGERS, MASKS, dense, label, make, strided, values
 from products import check_matmul, check_matmul_backward, check_sddmm
 
 import numba_bs as bs
@@ -33,7 +33,7 @@ def check_product(actual, a, x):
 # ---------------------------------------------------------------------------- NumPy
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=label)
 @pytest.mark.parametrize("kind", ["as_is", "transposed", "reversed", "every_second"])
 def test_numpy_arrays_become_operands_without_a_copy(rng, dtype, kind):
     x = strided(values(rng, (4, 6), dtype), kind)
@@ -110,7 +110,7 @@ def test_what_is_no_operand(x, error, match):
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.longdouble, bool, "S2", ml_dtypes.float8_e4m3fn, "M8[s]"], ids=str
+    "dtype", [np.longdouble, bool, "S2", ml_dtypes.float8_e4m3fn, "M8[s]"], ids=label
 )
 def test_dtypes_that_no_kernel_stores(dtype):
     a = bs.bsr_array(np.eye(2))
@@ -131,7 +131,7 @@ def to_torch(x):
     return arrays.from_numpy(x, "torch", None)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=label)
 def test_torch_dtypes(torch, rng, dtype):
     x = values(rng, (3, 4), dtype)
     tensor = to_torch(x)
@@ -143,7 +143,7 @@ def test_torch_dtypes(torch, rng, dtype):
     assert again.dtype == tensor.dtype
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_torch_products(torch, rng, dtype):
     a, x = make(rng, MASK, (2, 3), dtype), values(rng, (12, 4), dtype)
     b, tensor = a._view(to_torch(a.data)), to_torch(x)
@@ -320,7 +320,7 @@ def test_torch_arithmetic(torch, rng):
 
 @on_a_device
 @pytest.mark.parametrize("kind", ["as_is", "transposed", "reversed", "every_second"])
-@pytest.mark.parametrize("dtype", [bfloat16, np.complex128, np.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [bfloat16, np.complex128, np.uint8], ids=label)
 def test_numba_arrays(backend, rng, dtype, kind):
     x = strided(values(rng, (4, 6), dtype), kind)
     array = backend.place(x)
@@ -353,38 +353,22 @@ def test_other_objects_of_numba_are_no_arrays():
         bs.matmul(bs.bsr_array(np.eye(2)), List([1.0, 2.0]))
 
 
-class Exporter:
-    """Another library's device array: it says where it lies and no more."""
-
-    def __init__(self, x, typestr=None, stream=None):
-        self.memory = device_copy(x)
-        operand = arrays.describe("test", "x", self.memory)
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "shape": operand.shape,
-            "strides": None if operand.contiguous else operand.strides,
-            "typestr": typestr or operand.dtype.str,
-            "data": (operand.pointer, operand.readonly),
-            "stream": stream,
-        }
-
-
 @on_a_device
 @pytest.mark.parametrize("kind", ["as_is", "transposed", "reversed"])
 def test_other_exporters(backend, rng, kind):
     a = make(rng, MASK, (2, 3), np.float32)
     x = strided(values(rng, (12, 4), np.float32), kind)
-    exported = Exporter(x, stream=1)
+    exported = Exporter(device_copy(x), stream=1)
     operand = arrays.describe("op", "x", exported)
     assert (operand.library, operand.device) == ("foreign", 0)
     assert operand[1:4] == (x.shape, x.strides, x.dtype)
     with backend.computing():
         y = backend.place(a) @ exported
         check_product(backend.take(y), a, x)  # a Numba array
-        out = Exporter(np.full((6, 4), np.nan, np.float32))
+        out = Exporter(device_copy(np.full((6, 4), np.nan, np.float32)))
         assert bs.matmul(backend.place(a), exported, out=out) is out
         check_product(host_copy(out), a, x)
-        b = bs.bsr_array((Exporter(a.data), a.layout))
+        b = bs.bsr_array((Exporter(device_copy(a.data)), a.layout))
         assert b.library == "foreign"
         check_product(backend.take(b @ backend.place(x)), a, x)
 
@@ -393,7 +377,7 @@ def test_other_exporters(backend, rng, kind):
 def test_exporters_of_bfloat16(backend, rng):
     """Torch says <V2 through the interface."""
     a, x = make(rng, MASK, (2, 3), bfloat16), values(rng, (12, 4), bfloat16)
-    exported = Exporter(x, typestr="<V2")
+    exported = Exporter(device_copy(x), typestr="<V2")
     with backend.computing():
         got = backend.take(backend.place(a) @ exported)
     assert got.dtype == bfloat16
@@ -402,18 +386,13 @@ def test_exporters_of_bfloat16(backend, rng):
 
 @on_a_device
 def test_exporters_without_memory_and_without_access(backend):
-    empty = Exporter(np.ones((4, 0), np.float32))
+    empty = Exporter(device_copy(np.ones((4, 0), np.float32)))
     empty.__cuda_array_interface__["data"] = (0, False)
     a = bs.bsr_array(np.eye(4, dtype=np.float32), blocksize=2)
     with backend.computing():
         assert host_copy(backend.place(a) @ empty).shape == (4, 0)
         x = np.ones((4, 2), np.float32)
-        x.flags.writeable = False
-        exported = Exporter(x)
-        exported.__cuda_array_interface__["data"] = (
-            exported.__cuda_array_interface__["data"][0],
-            True,
-        )
+        exported = Exporter(device_copy(x), readonly=True)
         with pytest.raises(ValueError, match=r"^matmul: out must be writable"):
             bs.matmul(backend.place(a), backend.place(x), out=exported)
 
@@ -489,16 +468,9 @@ class OnGpu(Device):
             return x._view(self.place(x._values))
         return arrays.from_numpy(x, self.library, 0) if isinstance(x, np.ndarray) else x
 
-    def take(self, result):
-        if isinstance(result, bs.bsr_array):
-            return result._view(self.take(result._values))
-        operand = arrays.describe("test", "result", result)
-        assert (operand.library, operand.device) == (self.library, 0)
-        return arrays.to_numpy(operand)
-
 
 @of_libraries
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_gpu_libraries(library, rng, dtype):
     if library == "cupy" and dtype == bfloat16:
         pytest.skip("CuPy has no bfloat16")

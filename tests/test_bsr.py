@@ -12,7 +12,7 @@ from backends import EACH
 from bounds import assert_within, widened
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patterns import FLOATS, INTEGERS, MASKS, dense, make, values
+from patterns import FLOATS, INTEGERS, MASKS, dense, label, make, values
 
 import numba_bs as bs
 
@@ -38,7 +38,7 @@ def full(dtype=np.float64):
 # --------------------------------------------------------------------- construction
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=label)
 def test_from_a_dense_array(dtype):
     a = bs.bsr_array(full(dtype), blocksize=(2, 3))
     assert a.dtype == dtype
@@ -117,7 +117,9 @@ def test_without_blocks():
     assert bs.bsr_array((np.int64(4), np.int32(6)), blocksize=2).shape == (4, 6)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, bfloat16, np.int8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [np.float64, np.float16, bfloat16, np.int8], ids=label
+)
 def test_from_elements_that_add_up(dtype):
     data = np.array([1, 2, 4, 8], dtype)
     i, j = [0, 3, 0, 3], [0, 5, 0, 0]
@@ -162,7 +164,7 @@ def test_from_nested_lists():
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.float16, bfloat16, np.float32, np.complex128, np.int8], ids=str
+    "dtype", [np.float16, bfloat16, np.float32, np.complex128, np.int8], ids=label
 )
 def test_unsorted_and_repeated_blocks_are_summed_into_new_arrays(rng, dtype):
     data = values(rng, (6, 2, 2), dtype)
@@ -509,7 +511,7 @@ def test_a_transpose_is_a_view(rng, mask):
 
 @each_backend
 @pytest.mark.parametrize("name", ["empty_row_and_column", "no_blocks", "power_law"])
-@pytest.mark.parametrize("dtype", [bfloat16, np.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [bfloat16, np.complex128], ids=label)
 def test_values_of_a_transpose_are_gathered_in_its_order(backend, rng, name, dtype):
     a = make(rng, MASKS[name], (2, 3), dtype, (2,))
     exact = bs.bsr_array((a.data[0], a.layout)).toarray().T
@@ -552,7 +554,7 @@ def test_with_data(rng):
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("dtype", [np.float32, np.complex128, np.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128, np.uint8], ids=label)
 def test_to_scipy_and_dense(rng, name, dtype):
     a = make(rng, MASKS[name], (2, 3), dtype)
     for one in (a, a.T):
@@ -576,7 +578,7 @@ def test_to_scipy_shares_the_values_but_not_the_structure(rng):
     assert a.indices.tolist() == [0, 3, 0, 1]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16], ids=label)
 def test_halves_to_dense(rng, dtype):
     a = make(rng, MASK, (2, 3), dtype)
     assert a.toarray().dtype == dtype
@@ -649,7 +651,7 @@ def test_to_device_names_the_libraries(rng):
         ("uint8", "int16"),
         ("int64", "float32"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_sum_difference_product_on_one_layout(backend, rng, ours, theirs):
     a, b = (make(rng, MASK, (2, 3), dtype) for dtype in (ours, theirs))
@@ -687,7 +689,7 @@ def test_arithmetic_on_views_and_leading_axes(backend, rng):
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=label)
 def test_multiples(backend, rng, dtype):
     a = make(rng, MASK, (2, 3), dtype)
     with np.errstate(over="ignore"):
@@ -718,7 +720,7 @@ def test_multiples(backend, rng, dtype):
         ("uint8", np.array(3), "uint8"),
         ("float32", True, "float32"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_factors_keep_the_kind_of_the_values(backend, rng, dtype, factor, result):
     a = make(rng, MASK, (2, 3), dtype)
@@ -785,7 +787,7 @@ def test_what_arithmetic_does_not_serve(rng):
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", [np.complex64, np.float16, np.int8], ids=str)
+@pytest.mark.parametrize("dtype", [np.complex64, np.float16, np.int8], ids=label)
 def test_copy_and_conj(backend, rng, dtype):
     a = make(rng, MASK, (2, 3), dtype, (2,))
     for view in (a, a.T):
@@ -815,7 +817,7 @@ def test_copy_and_conj(backend, rng, dtype):
         ("int8", "float16"),
         ("uint8", "int64"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_astype(backend, rng, dtype, to):
     a = make(rng, MASK, (2, 3), dtype)
@@ -865,7 +867,7 @@ def test_check_format_finds_what_somebody_broke(rng):
 
 
 @pytest.mark.parametrize("mask", [MASK, HEADS, MASKS["no_blocks"]])
-@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=label)
 def test_pickles_and_copies(rng, mask, dtype):
     a = make(rng, mask, (2, 3), dtype, (2,))
     for duplicate in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy):

@@ -14,7 +14,8 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from backends import BACKENDS, EACH, HAVE_GPU, HOST, SIMULATED
+from backends import BACKENDS, EACH, FAST, HAVE_GPU, HOST, SIMULATED
+from patterns import label
 
 import numba_bs as bs
 from numba_bs import arrays, files
@@ -136,7 +137,7 @@ def check_g03(backend, blocksize, dtype=np.float32):
 
 
 @each_backend
-@pytest.mark.parametrize("blocksize", G03, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("blocksize", G03, ids=label)
 def test_g03_every_block_size(backend, blocksize):
     check_g03(backend, blocksize)
 
@@ -725,7 +726,7 @@ def g18(dtype=np.float64):
 
 
 @backends
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, bfloat16], ids=label)
 def test_g18_gradients_on_a_rectangular_layout(backend, dtype):
     a, x, g = g18(dtype)
     assert backend.run(operator.matmul, a, x).tolist() == G18_Y
@@ -751,9 +752,6 @@ def test_g18_a_finite_difference_agrees():
 
 def g20():
     return from_layout(np.eye(2), (512, 512), np.float32), matrix((1024, 3), np.float32)
-
-
-FAST = [HOST, *([] if SIMULATED else EACH[1:])]
 
 
 @pytest.mark.parametrize("backend", FAST)
@@ -919,7 +917,7 @@ def in_a_process(code, **environment):
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32], ids=str)
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32], ids=label)
 def test_g24_a_layout_is_of_blocks_and_of_any_type(backend, dtype):
     mask = np.array([[1, 0], [1, 1]], dtype)
     layout = bs.Layout.from_mask(mask, 2)

@@ -1,4 +1,4 @@
-"""Layout, LayoutStack, canonicalise, and the plans that kernels walk."""
+"""Layout, LayoutStack, canonicalise: which blocks are stored."""
 
 import copy
 import pickle
@@ -6,13 +6,9 @@ import pickle
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from patterns import MASKS, layout_of, stored
+from patterns import MASKS, stored
 
 import numba_bs as bs
-from numba_bs import plan as plans
-from numba_bs import strided
 
 MASK = MASKS["empty_row_and_column"]
 HEADS = np.stack([MASK, MASKS["no_blocks"], MASKS["full"]])
@@ -291,154 +287,3 @@ BAD = {
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
-
-
-# ---------------------------------------------------------------------------- plans
-
-
-def walked(plan, layout):
-    """Require the invariants of a row plan; return what each row meets, in order."""
-    blocks = layout.blocks
-    items = sorted(
-        zip(
-            plan.item_head,
-            plan.item_row,
-            plan.item_first,
-            plan.item_count,
-            plan.item_slot,
-            strict=True,
-        )
-    )
-    assert (np.diff(plan.item_count) <= 0).all(), "longest first"
-    met, slots = {}, {}
-    seen = np.zeros(blocks, int)
-    for head, row, first, count, slot in items:
-        entries = range(first, first + count)
-        seen[first : first + count] += 1
-        met.setdefault((head, row), []).extend(
-            (int(plan.entry_col[e]), int(plan.entry_block[e])) for e in entries
-        )
-        slots.setdefault((head, row), []).append(int(slot))
-    assert (seen == 1).all(), "every entry in one item"
-    split = {
-        (head, row): list(range(first, first + count))
-        for head, row, first, count in zip(
-            plan.split_head,
-            plan.split_row,
-            plan.split_first,
-            plan.split_count,
-            strict=True,
-        )
-    }
-    for key, of_row in slots.items():
-        assert of_row == split.get(key, [-1])
-    used = sorted(slot for of_row in split.values() for slot in of_row)
-    assert used == list(range(plans.slots(plan)))
-    assert all(table.dtype == np.int32 for table in plan)
-    return met
-
-
-@st.composite
-def masks(draw):
-    heads, rows, cols = draw(
-        st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 5))
-    )
-    cells = draw(
-        st.lists(
-            st.booleans(), min_size=heads * rows * cols, max_size=heads * rows * cols
-        )
-    )
-    mask = np.array(cells, bool).reshape(heads, rows, cols)
-    return mask if heads > 1 or draw(st.booleans()) else mask[0]
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(masks(), st.integers(1, 4), st.sampled_from([1, 3, 700, 1100, 5000]))
-def test_any_plan(mask, R, C):
-    layout = layout_of(mask, (R, C))
-    three = mask if mask.ndim == 3 else mask[None]
-    heads, rows, cols = np.nonzero(three)
-    place = {key: i for i, key in enumerate(zip(heads, rows, cols, strict=True))}
-    for plan, axis in ((layout.plan, 1), (layout.column_plan, 2)):
-        met = walked(plan, layout)
-        lines = three.shape[axis]
-        assert set(met) == {(h, i) for h in range(len(three)) for i in range(lines)}
-        for (head, line), entries in met.items():
-            others = np.flatnonzero(three[head].take(line, axis - 1))
-            keys = [(head, line, o) if axis == 1 else (head, o, line) for o in others]
-            assert entries == [
-                (o, place[key]) for o, key in zip(others, keys, strict=True)
-            ]
-    block_plan = layout.block_plan
-    np.testing.assert_array_equal(block_plan.block_head, heads)
-    np.testing.assert_array_equal(block_plan.block_row, rows)
-    np.testing.assert_array_equal(block_plan.block_col, cols)
-    np.testing.assert_array_equal(layout.T.mask(), mask.swapaxes(-1, -2))
-
-
-def test_long_rows_are_cut_evenly():
-    layout = bs.Layout.from_mask(np.vstack([np.ones(100), np.eye(100)]) > 0, (4, 128))
-    plan = layout.plan
-    assert plan.split_row.tolist() == [0]
-    assert plan.split_count.tolist() == [7]  # of 16 entries, 2048 columns, at most
-    of_row = plan.item_count[plan.item_row == 0]
-    assert sorted(of_row) == [14, 14, 14, 14, 14, 15, 15]
-    np.testing.assert_array_equal(plan.item_count[:7], np.sort(of_row)[::-1])
-
-
-def test_slots_of_several_long_rows():
-    rows = [np.ones(100), np.eye(100), np.ones(100), np.arange(100) < 50]
-    mask = np.vstack(rows) > 0
-    for layout in (
-        layout_of(mask, (4, 128)),
-        layout_of(np.stack([mask] * 2), (4, 128)),
-    ):
-        plan = layout.plan
-        heads = layout.heads
-        assert plan.split_row.tolist() == [0, 101, 102] * heads
-        assert plan.split_count.tolist() == [7, 7, 4] * heads
-        met = walked(plan, layout)
-        assert [len(met[0, row]) for row in (0, 101, 102)] == [100, 100, 50]
-
-
-# -------------------------------------------------------------------------- strides
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    st.lists(st.integers(0, 3), max_size=5),
-    st.lists(st.sampled_from([0, 1, 2, -1]), min_size=5, max_size=5),
-    st.permutations(range(5)),
-)
-def test_merged_axes_visit_the_same_elements(shape, steps, order):
-    """Of an array that lies in memory in any way, next to a contiguous one."""
-    memory = np.arange(4**5).reshape((4,) * 5).transpose(order)
-    index = tuple(
-        slice(None, size * step, step) if step > 0 else slice(size)
-        for size, step in zip(shape, steps, strict=False)
-    )
-    view = memory[index][tuple(slice(n) for n in shape)][(..., *[0] * (5 - len(shape)))]
-    shape = view.shape
-    other = np.arange(view.size).reshape(shape)
-    merged, (ours, theirs) = strided.merge(shape, view.strides, other.strides)
-    assert len(merged) <= len(shape)
-    as_strided = np.lib.stride_tricks.as_strided
-    pairs = zip(
-        as_strided(view, merged, ours).ravel(),
-        as_strided(other, merged, theirs).ravel(),
-        strict=True,
-    )
-    assert list(pairs) == list(zip(view.ravel(), other.ravel(), strict=True))
-    seen = []
-    for offsets, size, by in strided.one_axis(shape, view.strides, other.strides):
-        for i in range(size):
-            seen.append(
-                tuple((o + i * b) // 8 for o, b in zip(offsets, by, strict=True))
-            )
-    base = view.__array_interface__["data"][0]
-    want = [
-        (sum(i * s for i, s in zip(at, view.strides, strict=True)) // 8, int(other[at]))
-        for at in np.ndindex(shape)
-    ]
-    assert base
-    assert sorted(seen) == sorted(want)

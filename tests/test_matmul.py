@@ -1,11 +1,12 @@
 """matmul and matmul_backward on every backend, against dense products."""
 
 import operator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from backends import BACKENDS, EACH, HOST, bits
+from backends import BACKENDS, EACH, FAST, HOST, bits
 from bounds import assert_within, widened
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ from patterns import (
     INTEGERS,
     MASKS,
     dense,
+    label,
     make,
-    sized,
     strided,
     values,
 )
@@ -63,16 +64,16 @@ def test_patterns(backend, rng, name, side):
 
 @backends
 @pytest.mark.parametrize("n", [1, 17])
-@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=sized)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=label)
 def test_blocksizes(backend, rng, blocksize, n):
     a = make(rng, MASK, blocksize, np.float64)
     check_matmul(backend, *pair(rng, a, "a_x", n))
     check_matmul(backend, *pair(rng, a, "x_aT", n))
 
 
-@pytest.mark.parametrize("backend", [HOST])
-@pytest.mark.parametrize("blocksize", [(128, 128), (64, 128), (100, 7)], ids=sized)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("blocksize", [(128, 128), (64, 128), (100, 7)], ids=label)
+@pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_large_blocks(backend, rng, blocksize, dtype):
     a = make(rng, MASK[:2], blocksize, dtype)
     check_matmul(backend, *pair(rng, a, "a_x", 3))
@@ -81,7 +82,7 @@ def test_large_blocks(backend, rng, blocksize, dtype):
 
 @each_backend
 @sides
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=label)
 def test_dtypes(backend, rng, dtype, side):
     a = make(rng, MASK, (2, 3), dtype)
     check_matmul(backend, *pair(rng, a, side, 4))
@@ -106,7 +107,7 @@ def test_dtypes(backend, rng, dtype, side):
         ("int64", "complex128"),
         ("int8", "uint64"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_unlike_dtypes(backend, rng, ours, theirs):
     a = make(rng, MASK, (2, 3), ours)
@@ -130,7 +131,7 @@ def test_unlike_dtypes(backend, rng, ours, theirs):
         ("uint8", "float32"),
         ("int16", "complex64"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_dtype_of_the_result(backend, rng, natural, asked):
     a = make(rng, MASK, (2, 3), natural)
@@ -149,7 +150,7 @@ def test_an_int8_product_asked_as_int32_does_not_wrap_at_8_bits(backend):
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", [np.float16, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16], ids=label)
 def test_16_bit_sums_are_kept_in_float32(backend, dtype):
     ones = bs.bsr_array(np.ones((2, 640), dtype), blocksize=(2, 16))
     x = np.full((640, 2), 1 / 64, dtype)
@@ -216,7 +217,7 @@ HEADS = np.stack([MASKS["empty_row_and_column"], MASKS["no_blocks"], MASKS["full
 
 @backends
 @sides
-@pytest.mark.parametrize("lead", [(), (3,), (1,), (2, 3), (2, 1)], ids=str)
+@pytest.mark.parametrize("lead", [(), (3,), (1,), (2, 3), (2, 1)], ids=label)
 def test_heads_with_different_block_counts(backend, rng, side, lead):
     a = make(rng, HEADS, (2, 3), np.float32)
     assert np.diff(a.layout.head_ptr).tolist() == [4, 0, 12]
@@ -349,7 +350,7 @@ def test_numbers_of_columns(backend, rng, n):
 
 
 @each_backend
-@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)], ids=label)
 def test_matrices_without_elements(backend, shape):
     a = bs.bsr_array(shape, blocksize=(2, 3), dtype=np.float32)
     got = backend.run(bs.matmul, a, np.ones((shape[1], 2), np.float32))
@@ -400,7 +401,7 @@ def test_beta_0_does_not_read_out(backend, rng, dtype):
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex128], ids=label)
 def test_the_same_call_gives_the_same_bits(backend, rng, dtype):
     a, x = pair(rng, with_long_rows(rng, dtype), "a_x", 2)
     one, other = (backend.run(bs.matmul, a, x).tobytes() for _ in range(2))
@@ -413,6 +414,56 @@ def test_the_same_call_gives_the_same_bits(backend, rng, dtype):
         for _ in range(2)
     )
     assert one == other
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", EACH[1:])
+@pytest.mark.parametrize("dtype", [*FLOATS[:4], FLOATS[5]], ids=label)
+@pytest.mark.parametrize(
+    ("blocks", "blocksize", "n"),
+    [
+        (64, (32, 32), 512),
+        (17, (128, 128), 333),
+        (100, (16, 8), 1000),
+        (999, (3, 3), 1),
+    ],
+    ids=["32x32", "128x128", "16x8", "3x3"],
+)
+def test_real_sizes(backend, rng, dtype, blocks, blocksize, n):
+    """Products and gradients against the reference in a wider type."""
+    mask = rng.random((blocks, blocks)) < 0.1
+    mask[3], mask[blocks // 2] = False, True
+    a = make(rng, mask, blocksize, dtype)
+    x, g = (values(rng, (size, n), dtype) for size in a.shape[::-1])
+    wide = np.result_type(dtype if dtype != bfloat16 else np.float32, np.float64)
+    exact = [each.astype(wide) for each in (a, x, g)]
+    moduli = [a.with_data(np.abs(exact[0].data)), *map(np.abs, exact[1:])]
+    got = backend.run(bs.matmul, a, x), *backend.run(bs.matmul_backward, g, a, x)
+    right, magnitude = (
+        (bs.matmul(a, x), *bs.matmul_backward(g, a, x)) for a, x, g in (exact, moduli)
+    )
+    for one, other, bound in zip(got, right, magnitude, strict=True):
+        if isinstance(one, bs.bsr_array):
+            one, other, bound = one.data, other.data, bound.data
+        sums = bs.dtypes.accumulator(dtype)
+        assert_within(one, other, bound, max(*a.shape, n), sums)
+
+
+@each_backend
+def test_calls_from_several_threads(backend, rng):
+    """Plans and lookup tables of a layout are made at first use."""
+    a, x = pair(rng, make(rng, MASKS["random"], (2, 3)), "a_x", 4)
+    b, placed = backend.place(a), backend.place(x)
+    with backend.computing(), ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(bs.matmul, b, placed) for _ in range(8)]
+        calls += [pool.submit(bs.matmul_backward, b @ placed, b, placed)]
+        *products, gradients = [call.result() for call in calls]
+    right = check_matmul(backend, a, x)
+    for y in products:
+        np.testing.assert_array_equal(backend.take(y), right)
+    grad_a, grad_x = check_matmul_backward(backend, right, a, x)
+    np.testing.assert_array_equal(backend.take(gradients[0]).data, grad_a.data)
+    np.testing.assert_array_equal(backend.take(gradients[1]), grad_x)
 
 
 def test_scipy_operands_are_taken_as_they_are(rng):
@@ -446,7 +497,7 @@ def test_backward_patterns(backend, rng, name, side):
 
 
 @each_backend
-@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=sized)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=label)
 def test_backward_blocksizes(backend, rng, blocksize):
     a = make(rng, MASK, blocksize, np.float64)
     a, x = pair(rng, a, "a_x", 7)
@@ -456,7 +507,7 @@ def test_backward_blocksizes(backend, rng, blocksize):
 
 @each_backend
 @sides
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_backward_dtypes(backend, rng, dtype, side):
     a = make(rng, MASK, (2, 3), dtype)
     left, right = pair(rng, a, side, 3)
@@ -476,7 +527,7 @@ def test_backward_dtypes(backend, rng, dtype, side):
         ("complex128", "float16", "float64"),
         ("float32", "complex64", "complex64"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_backward_unlike_dtypes(backend, rng, dtypes):
     of_g, of_a, of_x = dtypes
@@ -508,6 +559,22 @@ def test_backward_vectors_with_leading_axes_of_the_values(backend, rng, side):
 
 
 @each_backend
+@pytest.mark.parametrize("real", ["a", "x"])
+def test_backward_real_part_of_sums_over_leading_axes(backend, rng, real):
+    """Summed on the way, and (with heads) afterwards."""
+    of_a, of_x = ("f4", "c8") if real == "a" else ("c8", "f4")
+    for mask, lead_a, lead_x in (
+        (MASK, (), (3,)),
+        (HEADS, (), ()),
+        (HEADS, (2,), (1,)),
+    ):
+        a = make(rng, mask, (2, 3), of_a, lead_a)
+        a, x = pair(rng, a, "a_x", 2, of_x, lead_x)
+        g = values(rng, (a @ x).shape, np.complex64)
+        check_matmul_backward(backend, g, a, x)
+
+
+@each_backend
 @leading
 @pytest.mark.parametrize("side", ["a_x", "x_aT"])
 def test_backward_sums_over_leading_axes(backend, rng, lead_a, lead_x, side):
@@ -520,7 +587,7 @@ def test_backward_sums_over_leading_axes(backend, rng, lead_a, lead_x, side):
 
 @each_backend
 @pytest.mark.parametrize("side", ["a_x", "x_a"])
-@pytest.mark.parametrize("lead", [(), (3,), (2, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1), (2, 3)], ids=label)
 def test_backward_heads(backend, rng, lead, side):
     a = make(rng, HEADS, (2, 3), np.float32)
     left, right = pair(rng, a, side, 2, lead=lead)
@@ -567,8 +634,8 @@ def test_needs_computes_only_what_is_named(backend, rng):
 
 
 @sides
-@pytest.mark.parametrize("lead", [(), (2,)], ids=str)
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128], ids=str)
+@pytest.mark.parametrize("lead", [(), (2,)], ids=label)
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128], ids=label)
 def test_backward_is_the_adjoint_of_forward(rng, dtype, lead, side):
     """<g, d(f)> = <grad_a, da> + <grad_b, db> for any direction (da, db)."""
     a = make(rng, MASKS["random"], (2, 3), dtype, lead[1:])
@@ -599,8 +666,13 @@ def test_backward_is_the_adjoint_of_forward(rng, dtype, lead, side):
 # --------------------------------------------------------------------- any of it all
 
 
+PAIRS = [(dtype, dtype) for dtype in (*FLOATS, *INTEGERS)]
+PAIRS += [("float16", "float32"), ("complex64", bfloat16), ("float64", "complex64")]
+PAIRS += [("int8", "uint16"), ("int32", "float32"), ("float32", "float64")]
+
+
 @st.composite
-def products(draw, side_limit=4, dtypes=(*FLOATS, *INTEGERS)):
+def products(draw, side_limit=4):
     """Draw operands of a product: layout, types, leading axes and strides."""
     rows, cols = draw(st.integers(0, side_limit)), draw(st.integers(0, side_limit))
     blocksize = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
@@ -610,11 +682,11 @@ def products(draw, side_limit=4, dtypes=(*FLOATS, *INTEGERS)):
     cells = draw(st.lists(st.booleans(), min_size=size, max_size=size))
     mask = np.array(cells, bool).reshape(shape)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    dtype = draw(st.sampled_from(dtypes))
-    a = make(rng, mask, blocksize, dtype, draw(st.sampled_from([(), (1,), (2,)])))
+    ours, theirs = draw(st.sampled_from(PAIRS))
+    a = make(rng, mask, blocksize, ours, draw(st.sampled_from([(), (1,), (2,)])))
     lead = draw(st.sampled_from([(), (1,), (2, heads or 1), (heads or 2,)]))
     side = draw(st.sampled_from(list(SIDES)))
-    left, right = pair(rng, a, side, draw(st.integers(0, 6)), lead=lead)
+    left, right = pair(rng, a, side, draw(st.integers(0, 6)), theirs, lead)
     x, flipped = (left, True) if SIDES[side][1] else (right, False)
     for axis in range(x.ndim):
         turn = draw(st.sampled_from(["as_is", "reversed", "every_second", "broadcast"]))
@@ -624,7 +696,8 @@ def products(draw, side_limit=4, dtypes=(*FLOATS, *INTEGERS)):
             x = np.repeat(x, 2, axis)[(slice(None),) * axis + (slice(None, None, 2),)]
         elif turn == "broadcast" and x.shape[axis]:
             x = np.broadcast_to(x.take([0], axis), x.shape)
-    return (x, right) if flipped else (left, x), rng
+    factors = st.sampled_from([0, 1, -2])
+    return (x, right) if flipped else (left, x), rng, draw(factors), draw(factors)
 
 
 def compatible(left, right):
@@ -642,13 +715,15 @@ def dense_shape(x):
 
 
 def check_both(backend, drawn):
-    (left, right), rng = drawn
+    (left, right), rng, alpha, beta = drawn
     if not compatible(left, right):
         with pytest.raises(ValueError, match="leading axes must broadcast"):
             backend.run(bs.matmul, left, right)
         return
     got = check_matmul(backend, left, right)
-    if got.dtype.kind not in "iu":
+    out = values(rng, got.shape, got.dtype)
+    check_matmul(backend, left, right, out=out, alpha=alpha, beta=beta)
+    if all(x.dtype.kind not in "iu" for x in (left, right)):
         g = values(rng, got.shape, got.dtype)
         check_matmul_backward(backend, g, left, right)
 
@@ -660,7 +735,7 @@ def test_any_product_on_the_host(drawn):
 
 
 @pytest.mark.parametrize("backend", EACH[1:])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(products(side_limit=2))
 def test_any_small_product_on_a_device(backend, drawn):
     check_both(backend, drawn)

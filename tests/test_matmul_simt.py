@@ -7,7 +7,16 @@ of several, sums over a leading axis inside of a kernel, a cut at any place.
 import numpy as np
 import pytest
 from bounds import assert_within, widened
-from patterns import BLOCKSIZES, FLOATS, INTEGERS, MASKS, sized, stored, strided, values
+from patterns import (
+    BLOCKSIZES,
+    FLOATS,
+    INTEGERS,
+    MASKS,
+    label as sized,
+    stored,
+    strided,
+    values,
+)
 
 import numba_bs as bs
 from numba_bs import arrays, choose
@@ -255,13 +264,15 @@ DSD_CONFIGS = {
     "a step of two blocks and padding": SimtConfig(10, 2, 16, 5, 2, 2, F32),
     "more groups than steps": SimtConfig(10, 1, 16, 5, 1, 16, F32),
     "one tile over all": SimtConfig(10, 8, 8, 5, 8, 4, F32),
+    "four steps at once": SimtConfig(10, 4, 8, 5, 4, 2, F32, k_run=4),
+    "two steps at once": SimtConfig(10, 8, 12, 5, 4, 2, F32, k_run=2),
 }
 
 
 @pytest.mark.parametrize("name", DSD_CONFIGS)
 def test_dsd_constants(device, rng, name):
-    # C = 7 divides nothing; N = 11 ends within a tile.
-    layout = small((10, 7), "empty_row_and_column")
+    # C = 7 divides nothing; N = 11 ends within a tile; a row of four, empty ones.
+    layout = small((10, 7), "one_full_row")
     check_dsd(layout, *dsd_case(rng, layout, 11), DSD_CONFIGS[name])
 
 
@@ -269,8 +280,10 @@ SDD_CONFIGS = {
     "several tiles": SimtConfig(4, 4, 8, 2, 2, 1, F32),
     "last tiles ragged": SimtConfig(6, 4, 4, 3, 2, 1, F32),
     "rows and columns to spare": SimtConfig(12, 8, 8, 3, 2, 2, F32),
-    "more groups than steps": SimtConfig(10, 8, 16, 5, 4, 16, F32),
+    "more groups than steps": SimtConfig(10, 8, 8, 5, 4, 16, F32),
     "cut in three": SimtConfig(10, 8, 4, 5, 4, 1, F32, splits=3),
+    "four steps at once": SimtConfig(10, 8, 8, 5, 4, 2, F32, k_run=4),
+    "two steps at once, cut": SimtConfig(10, 8, 4, 5, 4, 2, F32, splits=2, k_run=2),
     "cut in more parts than there are": SimtConfig(10, 8, 8, 5, 4, 2, F32, splits=4),
 }
 

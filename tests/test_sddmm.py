@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from backends import BACKENDS, EACH, HOST, bits
+from backends import BACKENDS, EACH, FAST, HOST, bits
 from bounds import assert_within, widened
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,10 +11,10 @@ from patterns import (
     FLOATS,
     INTEGERS,
     MASKS,
+    label,
     layout_of,
     make,
     sampled,
-    sized,
     strided,
     values,
 )
@@ -49,22 +49,22 @@ def test_patterns(backend, rng, name):
 
 @backends
 @pytest.mark.parametrize("n", [1, 17])
-@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=sized)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=label)
 def test_blocksizes(backend, rng, blocksize, n):
     layout = layout_of(MASKS["random"][:2], blocksize)
     check_sddmm(backend, *pair(rng, layout, n, np.float64), layout)
 
 
-@pytest.mark.parametrize("backend", [HOST])
-@pytest.mark.parametrize("blocksize", [(128, 128), (64, 128), (100, 7)], ids=sized)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("blocksize", [(128, 128), (64, 128), (100, 7)], ids=label)
+@pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_large_blocks(backend, rng, blocksize, dtype):
     layout = layout_of(MASK[:2], blocksize)
     check_sddmm(backend, *pair(rng, layout, 3, dtype), layout)
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=label)
 def test_dtypes(backend, rng, dtype):
     layout = layout_of(MASK, (2, 3))
     check_sddmm(backend, *pair(rng, layout, 4, dtype), layout)
@@ -83,7 +83,7 @@ def test_dtypes(backend, rng, dtype):
         ("uint8", "int16"),
         ("int16", "float32"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_unlike_dtypes(backend, rng, ours, theirs):
     layout = layout_of(MASK, (2, 3))
@@ -102,7 +102,7 @@ def test_unlike_dtypes(backend, rng, ours, theirs):
         ("int8", "int32"),
         ("uint64", "int16"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_dtype_of_the_result(backend, rng, natural, asked):
     layout = layout_of(MASK, (2, 3))
@@ -231,7 +231,7 @@ def test_a_long_inner_size(backend, rng):
 
 
 @each_backend
-@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)], ids=label)
 def test_matrices_without_elements(backend, shape):
     layout = bs.Layout(np.zeros(shape[0] // 2 + 1, int), [], shape, (2, 3))
     x, y = np.ones((shape[0], 2)), np.ones((2, shape[1]))
@@ -278,7 +278,7 @@ def test_backward_patterns(backend, rng, name):
 
 
 @each_backend
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_backward_dtypes(backend, rng, dtype):
     g = make(rng, MASK, (2, 3), dtype)
     check_sddmm_backward(backend, g, *pair(rng, g.layout, 5, dtype))
@@ -294,7 +294,7 @@ def test_backward_dtypes(backend, rng, dtype):
         ("complex64", "float32", "float32"),
         ("float32", "complex128", "float64"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_backward_unlike_dtypes(backend, rng, dtypes):
     g = make(rng, MASK, (2, 3), dtypes[0])
@@ -351,7 +351,7 @@ def test_needs_computes_only_what_is_named(backend, rng):
 
 
 @pytest.mark.parametrize("mask", [MASKS["random"], HEADS], ids=["layout", "heads"])
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128], ids=label)
 def test_backward_is_the_adjoint_of_forward(rng, dtype, mask):
     """<g, d(f)> = <grad_x, dx> + <grad_y, dy> for any direction (dx, dy)."""
     layout = layout_of(mask, (2, 3))
@@ -381,6 +381,11 @@ def test_sddmm_is_the_weight_gradient_of_matmul(rng):
 # --------------------------------------------------------------------- any of it all
 
 
+PAIRS = [(dtype, dtype) for dtype in (*FLOATS, *INTEGERS)]
+PAIRS += [("float16", "float32"), ("complex64", bfloat16), ("float64", "complex64")]
+PAIRS += [("int8", "uint16"), ("int32", "float32"), ("float32", "float64")]
+
+
 @st.composite
 def products(draw, side_limit=4):
     """Draw x, y and a layout: types, leading axes and strides."""
@@ -392,19 +397,22 @@ def products(draw, side_limit=4):
     cells = draw(st.lists(st.booleans(), min_size=size, max_size=size))
     layout = layout_of(np.array(cells, bool).reshape(shape), blocksize)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    dtype = draw(st.sampled_from([*FLOATS, *INTEGERS]))
+    ours, theirs = draw(st.sampled_from(PAIRS))
     lead = st.sampled_from([(), (1,), (heads or 2,), (3, heads or 2)])
-    x, y = pair(
-        rng, layout, draw(st.integers(0, 6)), dtype, leads=(draw(lead), draw(lead))
-    )
+    leads = draw(lead), draw(lead)
+    x, y = pair(rng, layout, draw(st.integers(0, 6)), ours, theirs, leads)
     kinds = st.sampled_from(["as_is", *STRIDES])
-    return strided(x, draw(kinds)), strided(y, draw(kinds)), layout, rng
+    x, y = strided(x, draw(kinds)), strided(y, draw(kinds))
+    factors = st.sampled_from([0, 1, -2])
+    return x, y, layout, rng, draw(factors), draw(factors)
 
 
 def check_both(backend, drawn):
-    x, y, layout, rng = drawn
+    x, y, layout, rng, alpha, beta = drawn
     got = check_sddmm(backend, x, y, layout)
-    if got.dtype.kind not in "iu":
+    out = got.with_data(values(rng, got.data.shape, got.dtype))
+    check_sddmm(backend, x, y, layout, out=out, alpha=alpha, beta=beta)
+    if all(each.dtype.kind not in "iu" for each in (x, y)):
         g = got.with_data(values(rng, got.data.shape, got.dtype))
         check_sddmm_backward(backend, g, x, y)
 
@@ -416,7 +424,7 @@ def test_any_product_on_the_host(drawn):
 
 
 @pytest.mark.parametrize("backend", EACH[1:])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(products(side_limit=2))
 def test_any_small_product_on_a_device(backend, drawn):
     check_both(backend, drawn)

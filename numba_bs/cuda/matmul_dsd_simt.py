@@ -9,8 +9,10 @@ GROUPS-th k of a step, and their sums are added at the end, in order.
 
     grid     (batch * ceil(N / TILE_N) * items * ceil(R / TILE_M),)
     threads  (THREADS_M * THREADS_N * GROUPS,)
-    shared   TILE_K * (TILE_M + TILE_N) items of the accumulation dtype, padded
-    reads    each stored block once per TILE_N columns of ``b``
+    shared   TILE_K * (TILE_M + TILE_N) items of the accumulation dtype, padded, or
+             the sums of all threads: what is larger
+    reads    each stored block once per TILE_N columns of ``b``; C rows of ``b`` per
+             stored block and ceil(R / TILE_M)
 
 A work item that is a segment of a long row writes its sums to ``partial``; the kernel
 of ``sum_partials_simt.py`` adds the segments of each such row in order.
@@ -21,13 +23,15 @@ from .compiler import cast, cuda, device, jit, maker, numba_type, u64
 from .launch import ceil_div, run
 from .tiles import (
     index,
-    make_multiply_add,
+    make_at,
+    make_multiply,
     make_narrow,
+    make_row,
+    make_stager,
     make_widen,
     pitch,
-    run_length,
     scalars,
-    staging_threads,
+    staged,
 )
 
 
@@ -51,6 +55,7 @@ def launch(config, plan, a, b, out, partial, alpha, beta, stream):
     if 0 in (batch, items, N):
         return
     assert config.tile_n <= N, (config, N)
+    assert config.tile_k % (config.k_run * config.groups) == 0 or config.k_run == 1
     kernel = _make_kernel(
         R,
         C,
@@ -60,6 +65,7 @@ def launch(config, plan, a, b, out, partial, alpha, beta, stream):
         config.thread_m,
         config.thread_n,
         config.groups,
+        config.k_run,
         config.accumulator,
         a.dtype,
         b.dtype,
@@ -87,6 +93,7 @@ def _make_kernel(
     THREAD_M,
     THREAD_N,
     GROUPS,
+    K_RUN,
     accumulator,
     a_dtype,
     b_dtype,
@@ -97,7 +104,7 @@ def _make_kernel(
     B_ALONG_K,
     OUT_ALONG_M,
 ):
-    """Compile-time: block size, tiles, dtypes; which operands lie in memory along k.
+    """Compile-time: block size, tiles, dtypes; what lies in memory along which axis.
 
     ``conj_a``, ``conj_b``: whether values count as conjugated.
     """
@@ -109,36 +116,15 @@ def _make_kernel(
     # A step takes TILE_K columns of one block, or all columns of several.
     ENTRIES = max(TILE_K // C, 1)
 
-    # Staging: K_THREADS by M_THREADS (N_THREADS) threads, in so many passes. The last
-    # pass may lead past the tile: its room in shared memory is part of the padding.
-    A_K_THREADS, A_M_THREADS = staging_threads(
-        A_ALONG_K, TILE_K, TILE_M, THREADS, a_dtype
-    )
-    B_K_THREADS, B_N_THREADS = staging_threads(
-        B_ALONG_K, TILE_K, TILE_N, THREADS, b_dtype
-    )
-    A_K_PASSES = ceil_div(TILE_K, A_K_THREADS)
-    A_M_PASSES = ceil_div(TILE_M, A_M_THREADS)
-    B_K_PASSES = ceil_div(TILE_K, B_K_THREADS)
-    B_N_PASSES = TILE_N // B_N_THREADS
-    A_K_ROOM, B_K_ROOM = A_K_PASSES * A_K_THREADS, B_K_PASSES * B_K_THREADS
-    A_PITCH = pitch(A_M_PASSES * A_M_THREADS, accumulator)
-    B_PITCH = pitch(TILE_N, accumulator)
-    ROWS_FIT = R % (A_M_PASSES * A_M_THREADS) == 0
-    STEPS_FIT = C % TILE_K == 0 and A_K_ROOM == B_K_ROOM == TILE_K
+    A = staged(A_ALONG_K, TILE_K, TILE_M, THREAD_M, THREADS, GROUPS, accumulator)
+    B = staged(B_ALONG_K, TILE_K, TILE_N, THREAD_N, THREADS, GROUPS, accumulator)
+    ROWS_FIT, COLS_FIT = R % A.row_room == 0, B.row_room == TILE_N
+    STEPS_FIT = C % TILE_K == 0 and A.k_room == B.k_room == TILE_K
 
-    # Columns of a thread come in runs that it reads from shared memory at once.
-    RUN = run_length(THREAD_N, accumulator)
-    RUN_STEP = RUN * THREADS_N
-
-    A_ITEMS = A_K_ROOM * A_PITCH
-    TILE_ITEMS = A_ITEMS + B_K_ROOM * B_PITCH
-    SUM_ITEMS = GROUPS * TILE_M * B_PITCH
-    ROOM = max(TILE_ITEMS, SUM_ITEMS)
-
-    # Four steps a turn where that goes: the loop costs instructions too.
-    UNROLLED = TILE_K % (4 * GROUPS) == 0
-    TURN = 4 * GROUPS if UNROLLED else GROUPS
+    # One array in shared memory: first the tiles, at last the sums.
+    B_FIRST = A.items
+    SUM_PITCH = pitch(TILE_N, accumulator)
+    ROOM = max(B_FIRST + B.items, GROUPS * TILE_M * SUM_PITCH)
 
     dtype, to_sum = numba_type(accumulator), cast(accumulator)
     zero = accumulator.type(0)
@@ -146,7 +132,10 @@ def _make_kernel(
     widen_b = make_widen(b_dtype, accumulator, conj_b)
     widen_out = make_widen(out_dtype, accumulator)
     narrow = make_narrow(accumulator, out_dtype)
-    multiply_add = make_multiply_add(accumulator)
+    a_first, b_first = make_stager(A), make_stager(B)
+    a_at, b_at = make_at(A), make_at(B)
+    a_row, b_col = make_row(A), make_row(B)
+    multiply = make_multiply(A, B, THREAD_M, THREAD_N, K_RUN, accumulator)
 
     @device
     def locate(k, entry, c0, last):
@@ -158,18 +147,6 @@ def _make_kernel(
             return entry, min(c0 + k, C - 1), c0 + k < C
         entry += k // C
         return min(entry, last - 1), k % C, k < ENTRIES * C and entry < last
-
-    @device
-    def multiply(k, m0, n0, a_smem, b_smem, acc):
-        # acc += (column k of the a tile) times (row k of the b tile), my part of it.
-        b_reg = cuda.local.array(THREAD_N, dtype)
-        for j in range(THREAD_N):
-            n = n0 + j // RUN * RUN_STEP + j % RUN
-            b_reg[j] = b_smem[u64(k * B_PITCH + n)]
-        for i in range(THREAD_M):
-            a_value = a_smem[u64(k * A_PITCH + m0 + i)]
-            for j in range(THREAD_N):
-                acc[i, j] = multiply_add(acc[i, j], a_value, b_reg[j])
 
     @jit(threads=THREADS)
     def dsd_simt(
@@ -203,19 +180,12 @@ def _make_kernel(
         # Which rows and columns of the tile, which k of a step are mine?
         group = tid // TILE_THREADS if GROUPS > 1 else 0
         tid_m, tid_n = tid // THREADS_N % THREADS_M, tid % THREADS_N
-        m0, n0 = tid_m * THREAD_M, tid_n * RUN
-        # And which elements do I stage?
-        if A_ALONG_K:
-            a_k, a_m = tid % A_K_THREADS, tid // A_K_THREADS
-        else:
-            a_k, a_m = tid // A_M_THREADS, tid % A_M_THREADS
-        if B_ALONG_K:
-            b_k, b_n = tid % B_K_THREADS, tid // B_K_THREADS
-        else:
-            b_k, b_n = tid // B_N_THREADS, tid % B_N_THREADS
+        # And where do I begin to stage?
+        a_m, a_k = a_first(tid)
+        b_n, b_k = b_first(tid)
 
         smem = cuda.shared.array(ROOM, dtype, alignment=16)
-        a_smem, b_smem, sums_smem = smem, smem[A_ITEMS:], smem
+        a_smem, b_smem, sums_smem = smem, smem[B_FIRST:], smem
         acc = cuda.local.array((THREAD_M, THREAD_N), dtype)
         for i in range(THREAD_M):
             for j in range(THREAD_N):
@@ -228,34 +198,30 @@ def _make_kernel(
             while entry < last:
                 # Stage columns of the blocks and the rows of b they meet. Rows past
                 # the block repeat its last one: their sums are not written.
-                for i in range(A_K_PASSES):
-                    k = a_k + i * A_K_THREADS
-                    at, c, inside = locate(k, entry, c0, last)
-                    block = a_values[index(entry_block[at])]
-                    for j in range(A_M_PASSES):
-                        m = a_m + j * A_M_THREADS
+                for i in range(A.k_passes):
+                    k = a_k + i * A.k_threads
+                    place, c, inside = locate(k, entry, c0, last)
+                    block = a_values[index(entry_block[place])]
+                    for j in range(A.row_passes):
+                        m = a_m + j * A.row_threads
                         r = row0 + m if ROWS_FIT else min(row0 + m, R - 1)
                         value = widen_a(block[r, u64(c)])
-                        a_smem[k * A_PITCH + m] = value if inside else zero
-                for i in range(B_K_PASSES):
-                    k = b_k + i * B_K_THREADS
-                    at, c, inside = locate(k, entry, c0, last)
-                    b_row = b_tile[u64(index(entry_col[at]) * C + c)]
-                    for j in range(B_N_PASSES):
-                        n = b_n + j * B_N_THREADS
-                        value = widen_b(b_row[n])
-                        b_smem[k * B_PITCH + n] = value if inside else zero
+                        a_smem[u64(a_at(m, k))] = value if inside else zero
+                for i in range(B.k_passes):
+                    k = b_k + i * B.k_threads
+                    place, c, inside = locate(k, entry, c0, last)
+                    b_row = b_tile[u64(index(entry_col[place]) * C + c)]
+                    for j in range(B.row_passes):
+                        n = b_n + j * B.row_threads
+                        col = n if COLS_FIT else min(n, TILE_N - 1)
+                        value = widen_b(b_row[u64(col)])
+                        b_smem[u64(b_at(n, k))] = value if inside else zero
                 cuda.syncthreads()  # both tiles are whole
 
-                k = 0
+                k = group * K_RUN
                 while k < TILE_K:
-                    mine = k + group
-                    multiply(mine, m0, n0, a_smem, b_smem, acc)
-                    if UNROLLED:
-                        multiply(mine + GROUPS, m0, n0, a_smem, b_smem, acc)
-                        multiply(mine + 2 * GROUPS, m0, n0, a_smem, b_smem, acc)
-                        multiply(mine + 3 * GROUPS, m0, n0, a_smem, b_smem, acc)
-                    k += TURN
+                    multiply(k, tid_m, tid_n, a_smem, b_smem, acc)
+                    k += GROUPS * K_RUN
                 c0 += TILE_K
                 if c0 >= C:
                     entry, c0 = entry + ENTRIES, 0
@@ -265,8 +231,8 @@ def _make_kernel(
         # more: now neighbouring threads can write neighbouring elements.
         for i in range(THREAD_M):
             for j in range(THREAD_N):
-                n = n0 + j // RUN * RUN_STEP + j % RUN
-                sums_smem[(group * TILE_M + m0 + i) * B_PITCH + n] = acc[i, j]
+                m, n = a_row(tid_m, i), b_col(tid_n, j)
+                sums_smem[(group * TILE_M + m) * SUM_PITCH + n] = acc[i, j]
         cuda.syncthreads()  # the sums of all threads are there
         out_row0 = index(item_row[item]) * R + row0
         out_tile = out[batch, head, out_row0:, col0:]
@@ -276,9 +242,9 @@ def _make_kernel(
                 m, n = element % TILE_M, element // TILE_M
             else:
                 m, n = element // TILE_N, element % TILE_N
-            total = sums_smem[m * B_PITCH + n]
+            total = sums_smem[m * SUM_PITCH + n]
             for g in range(1, GROUPS):  # in order
-                total += sums_smem[(g * TILE_M + m) * B_PITCH + n]
+                total += sums_smem[(g * TILE_M + m) * SUM_PITCH + n]
             if row0 + m < R and n >= overlap:
                 if slot >= 0:
                     partial[batch, slot, row0 + m, col0 + n] = total

@@ -19,17 +19,19 @@ order.
 """
 
 from . import sum_partials_simt
-from .compiler import cast, cuda, device, jit, maker, numba_type, u64
+from .compiler import cast, cuda, jit, maker, numba_type, u64
 from .launch import ceil_div, run
 from .tiles import (
     index,
-    make_multiply_add,
+    make_at,
+    make_multiply,
     make_narrow,
+    make_row,
+    make_stager,
     make_widen,
     pitch,
-    run_length,
     scalars,
-    staging_threads,
+    staged,
 )
 
 
@@ -39,6 +41,7 @@ def launch(config, plan, x, y, out, partial, alpha, beta, stream):
     Parameters
     ----------
     config : choose.SimtConfig
+        ``tile_k`` is at most N.
     plan : plan.BlockPlan of Operands
     x : (batch, summed, heads, M, N)
     y : (batch, summed, heads, N, K)
@@ -49,6 +52,7 @@ def launch(config, plan, x, y, out, partial, alpha, beta, stream):
     batch, blocks, R, C = out.shape
     N = x.shape[-1]
     splits = partial.shape[1] or 1
+    assert config.tile_k % (config.k_run * config.groups) == 0 or config.k_run == 1
     kernel = _make_kernel(
         R,
         C,
@@ -58,6 +62,7 @@ def launch(config, plan, x, y, out, partial, alpha, beta, stream):
         config.thread_m,
         config.thread_n,
         config.groups,
+        config.k_run,
         config.accumulator,
         x.dtype,
         y.dtype,
@@ -87,6 +92,7 @@ def _make_kernel(
     THREAD_M,
     THREAD_N,
     GROUPS,
+    K_RUN,
     accumulator,
     x_dtype,
     y_dtype,
@@ -106,38 +112,15 @@ def _make_kernel(
     THREADS = TILE_THREADS * GROUPS
     ROW_TILES, COL_TILES = ceil_div(R, TILE_M), ceil_div(C, TILE_N)
 
-    # Staging: K_THREADS by M_THREADS (N_THREADS) threads, in so many passes. The last
-    # pass may lead past the tile: its room in shared memory is part of the padding.
-    X_K_THREADS, X_M_THREADS = staging_threads(
-        X_ALONG_K, TILE_K, TILE_M, THREADS, x_dtype
-    )
-    Y_K_THREADS, Y_N_THREADS = staging_threads(
-        Y_ALONG_K, TILE_K, TILE_N, THREADS, y_dtype
-    )
-    X_K_PASSES = ceil_div(TILE_K, X_K_THREADS)
-    X_M_PASSES = ceil_div(TILE_M, X_M_THREADS)
-    Y_K_PASSES = ceil_div(TILE_K, Y_K_THREADS)
-    Y_N_PASSES = ceil_div(TILE_N, Y_N_THREADS)
-    X_PITCH = pitch(X_M_PASSES * X_M_THREADS, accumulator)
-    Y_PITCH = pitch(Y_N_PASSES * Y_N_THREADS, accumulator)
-    ROWS_FIT = R % (X_M_PASSES * X_M_THREADS) == 0
-    COLS_FIT = C % (Y_N_PASSES * Y_N_THREADS) == 0
-
-    K_ROOM = max(X_K_PASSES * X_K_THREADS, Y_K_PASSES * Y_K_THREADS)
+    X = staged(X_ALONG_K, TILE_K, TILE_M, THREAD_M, THREADS, GROUPS, accumulator)
+    Y = staged(Y_ALONG_K, TILE_K, TILE_N, THREAD_N, THREADS, GROUPS, accumulator)
+    ROWS_FIT, COLS_FIT = R % X.row_room == 0, C % Y.row_room == 0
+    K_FITS = X.k_room == Y.k_room == TILE_K
 
     # One array in shared memory: first the tiles, at last the sums.
-    Y_FIRST = K_ROOM * X_PITCH
-    TILE_ITEMS = Y_FIRST + K_ROOM * Y_PITCH
+    Y_FIRST = X.items
     SUM_PITCH = pitch(TILE_N, accumulator)
-    ROOM = max(TILE_ITEMS, GROUPS * TILE_M * SUM_PITCH)
-
-    # Columns of a thread come in runs that it reads from shared memory at once.
-    RUN = run_length(THREAD_N, accumulator)
-    RUN_STEP = RUN * THREADS_N
-
-    # Four steps a turn where that goes: the loop costs instructions too.
-    UNROLLED = TILE_K % (4 * GROUPS) == 0
-    TURN = 4 * GROUPS if UNROLLED else GROUPS
+    ROOM = max(Y_FIRST + Y.items, GROUPS * TILE_M * SUM_PITCH)
 
     dtype, to_sum = numba_type(accumulator), cast(accumulator)
     zero = accumulator.type(0)
@@ -145,19 +128,10 @@ def _make_kernel(
     widen_y = make_widen(y_dtype, accumulator, conj_y)
     widen_out = make_widen(out_dtype, accumulator)
     narrow = make_narrow(accumulator, out_dtype)
-    multiply_add = make_multiply_add(accumulator)
-
-    @device
-    def multiply(k, m0, n0, x_smem, y_smem, acc):
-        # acc += (column k of the x tile) times (row k of the y tile), my part of it.
-        y_reg = cuda.local.array(THREAD_N, dtype)
-        for j in range(THREAD_N):
-            n = n0 + j // RUN * RUN_STEP + j % RUN
-            y_reg[j] = y_smem[u64(k * Y_PITCH + n)]
-        for i in range(THREAD_M):
-            x_value = x_smem[u64(k * X_PITCH + m0 + i)]
-            for j in range(THREAD_N):
-                acc[i, j] = multiply_add(acc[i, j], x_value, y_reg[j])
+    x_first, y_first = make_stager(X), make_stager(Y)
+    x_at, y_at = make_at(X), make_at(Y)
+    x_row, y_row = make_row(X), make_row(Y)
+    multiply = make_multiply(X, Y, THREAD_M, THREAD_N, K_RUN, accumulator)
 
     @jit(threads=THREADS)
     def sdd_simt(
@@ -188,16 +162,9 @@ def _make_kernel(
         # Which rows and columns of the tile, which k of a step are mine?
         group = tid // TILE_THREADS if GROUPS > 1 else 0
         tid_m, tid_n = tid // THREADS_N % THREADS_M, tid % THREADS_N
-        m0, n0 = tid_m * THREAD_M, tid_n * RUN
-        # And which elements do I stage?
-        if X_ALONG_K:
-            x_k, x_m = tid % X_K_THREADS, tid // X_K_THREADS
-        else:
-            x_k, x_m = tid // X_M_THREADS, tid % X_M_THREADS
-        if Y_ALONG_K:
-            y_k, y_n = tid % Y_K_THREADS, tid // Y_K_THREADS
-        else:
-            y_k, y_n = tid // Y_N_THREADS, tid % Y_N_THREADS
+        # And where do I begin to stage?
+        x_m, x_k = x_first(tid)
+        y_n, y_k = y_first(tid)
 
         smem = cuda.shared.array(ROOM, dtype, alignment=16)
         x_smem, y_smem, sums_smem = smem, smem[Y_FIRST:], smem
@@ -211,46 +178,44 @@ def _make_kernel(
             y_tile = y[batch, s, head, :, y_col0:]
             k0 = split * length
             while k0 < end:
-                # Stage columns of x and rows of y. Where they lead past the block they
-                # repeat its last row or column, whose sums are not written; where they
-                # lead past the range, its last k.
-                for i in range(X_K_PASSES):
-                    k = x_k + i * X_K_THREADS
-                    at = u64(min(k0 + k, end - 1))
-                    for j in range(X_M_PASSES):
-                        m = x_m + j * X_M_THREADS
+                # Stage columns of x and rows of y. The last step is moved left until
+                # it ends at the range's end, so that no load needs a test. Rows past
+                # the block repeat its last one: their sums are not written.
+                overlap = max(k0 + TILE_K - end, 0)
+                x_step = x_tile[:, k0 - overlap :]
+                y_step = y_tile[k0 - overlap :]
+                for i in range(X.k_passes):
+                    k = x_k + i * X.k_threads
+                    col = k if K_FITS else min(k, TILE_K - 1)
+                    for j in range(X.row_passes):
+                        m = x_m + j * X.row_threads
                         r = m if ROWS_FIT else min(m, R - 1 - row0)
-                        x_smem[k * X_PITCH + m] = widen_x(x_tile[u64(r), at])
-                for i in range(Y_K_PASSES):
-                    k = y_k + i * Y_K_THREADS
-                    y_row = y_tile[u64(min(k0 + k, end - 1))]
-                    for j in range(Y_N_PASSES):
-                        n = y_n + j * Y_N_THREADS
+                        x_smem[u64(x_at(m, k))] = widen_x(x_step[u64(r), u64(col)])
+                for i in range(Y.k_passes):
+                    k = y_k + i * Y.k_threads
+                    row = k if K_FITS else min(k, TILE_K - 1)
+                    for j in range(Y.row_passes):
+                        n = y_n + j * Y.row_threads
                         c = n if COLS_FIT else min(n, C - 1 - col0)
-                        y_smem[k * Y_PITCH + n] = widen_y(y_row[u64(c)])
-                # That k was counted already: a k past the range counts as zero.
-                if k0 + K_ROOM > end:
-                    for i in range(X_K_PASSES):
-                        k = x_k + i * X_K_THREADS
-                        for j in range(X_M_PASSES):
-                            if k0 + k >= end:
-                                x_smem[k * X_PITCH + x_m + j * X_M_THREADS] = zero
-                    for i in range(Y_K_PASSES):
-                        k = y_k + i * Y_K_THREADS
-                        for j in range(Y_N_PASSES):
-                            if k0 + k >= end:
-                                y_smem[k * Y_PITCH + y_n + j * Y_N_THREADS] = zero
+                        y_smem[u64(y_at(n, k))] = widen_y(y_step[u64(row), u64(c)])
+                # What the moved step shares with the one before counts as zero.
+                if overlap > 0:
+                    for i in range(X.k_passes):
+                        k = x_k + i * X.k_threads
+                        for j in range(X.row_passes):
+                            if k < overlap:
+                                x_smem[u64(x_at(x_m + j * X.row_threads, k))] = zero
+                    for i in range(Y.k_passes):
+                        k = y_k + i * Y.k_threads
+                        for j in range(Y.row_passes):
+                            if k < overlap:
+                                y_smem[u64(y_at(y_n + j * Y.row_threads, k))] = zero
                 cuda.syncthreads()  # both tiles are whole
 
-                k = 0
+                k = group * K_RUN
                 while k < TILE_K:
-                    mine = k + group
-                    multiply(mine, m0, n0, x_smem, y_smem, acc)
-                    if UNROLLED:
-                        multiply(mine + GROUPS, m0, n0, x_smem, y_smem, acc)
-                        multiply(mine + 2 * GROUPS, m0, n0, x_smem, y_smem, acc)
-                        multiply(mine + 3 * GROUPS, m0, n0, x_smem, y_smem, acc)
-                    k += TURN
+                    multiply(k, tid_m, tid_n, x_smem, y_smem, acc)
+                    k += GROUPS * K_RUN
                 k0 += TILE_K
                 cuda.syncthreads()  # both tiles are free to overwrite
 
@@ -258,8 +223,8 @@ def _make_kernel(
         # more: now neighbouring threads can write neighbouring elements.
         for i in range(THREAD_M):
             for j in range(THREAD_N):
-                n = n0 + j // RUN * RUN_STEP + j % RUN
-                sums_smem[(group * TILE_M + m0 + i) * SUM_PITCH + n] = acc[i, j]
+                m, n = x_row(tid_m, i), y_row(tid_n, j)
+                sums_smem[(group * TILE_M + m) * SUM_PITCH + n] = acc[i, j]
         cuda.syncthreads()  # the sums of all threads are there
         out_block = out[batch, block]
         element = tid

@@ -6,14 +6,14 @@ is widened once, when it is staged, and rounded once, when the result is written
 """
 
 import functools
-
-import numpy as np
+from typing import NamedTuple
 
 from ..dtypes import bfloat16
-from .compiler import cast, device, f32, i64, u32
+from .compiler import cast, cuda, device, f32, i64, numba_type, u32, u64
+from .launch import ceil_div
 from .ptx import bf16_to_f32, f32_to_bf16
 
-SECTOR_BYTES = 32  # what a GPU fetches from memory at least
+WARP = 32
 VECTOR_BYTES = 16  # what a thread reads from shared memory at most, at once
 
 
@@ -69,20 +69,20 @@ def make_narrow(accumulator, storage):
     """Return the function from a sum to a stored value.
 
     Floats are rounded to nearest even (float64 to bfloat16 by way of float32, as
-    ml_dtypes does it), integers wrap.
+    ml_dtypes does it), integers wrap; of a complex sum a real result is the real part
+    (the gradient of a real operand among complex ones).
     """
-    if storage == bfloat16:
+    to_stored = f32 if storage == bfloat16 else cast(storage)
+    BFLOAT16 = storage == bfloat16
+    REAL_PART = accumulator.kind == "c" and storage.kind != "c"
 
-        @device
-        def narrow(x):
-            return f32_to_bf16(f32(x))
-
-    else:
-        to_stored = cast(storage)
-
-        @device
-        def narrow(x):
-            return to_stored(x)
+    @device
+    def narrow(x):
+        if REAL_PART:
+            value = to_stored(x.real)
+        else:
+            value = to_stored(x)
+        return f32_to_bf16(value) if BFLOAT16 else value
 
     return narrow
 
@@ -111,36 +111,164 @@ def make_multiply_add(accumulator):
 # --------------------------------------------------------------- staging a tile
 
 
-def staging_threads(along_k, tile_k, tile_other, threads, storage):
-    """Return how many threads lie along k, and how many across, to stage a tile.
+class Staged(NamedTuple):
+    """How an operand's tile lies in shared memory, who stages it, who reads what.
 
-    Memory is read fast if neighbouring threads read neighbouring addresses, so they
-    lie along the axis on which ``along_k`` says that neighbours lie. Across it a
-    warp takes full sectors: a tile is written to shared memory with k as the outer
-    axis, and 32 threads along k would write to few of its banks. At least four
-    threads lie along k where they can, because what each k costs is paid by thread.
+    A tile lies in shared memory as it lies in global memory: along k, or across. So
+    neighbouring threads read neighbouring addresses and write neighbouring banks. A
+    thread reads VECTOR_BYTES at once, either neighbours along k of one of its rows,
+    or neighbouring rows of one k.
+
+    "Rows" are those of the left operand and the columns of the right one.
+    """
+
+    along_k: bool
+    k_threads: int  # threads along k that stage
+    row_threads: int  # and across; together all threads of the CTA
+    k_passes: int
+    row_passes: int  # the last pass may lead past the tile: there is room for it
+    k_room: int
+    row_room: int
+    pitch: int  # items between neighbours across
+    items: int  # of the whole tile
+    run: int  # neighbouring rows of a thread; then come those of the next thread
+    run_step: int
+
+
+def staged(along_k, tile_k, rows, thread_rows, threads, groups, accumulator):
+    """Return how to stage a tile of ``tile_k`` by ``rows``.
 
     Parameters
     ----------
     along_k : bool
-        Whether neighbours in memory lie along k, not along the other axis.
-    tile_k, tile_other : sizes of the tile; ``threads`` : a power of two
-    storage : NumPy dtype
-
-    Returns
-    -------
-    (int, int)
-        Their product is ``threads``. The second is at most ``tile_other``, rounded up
-        to a power of two.
+        Whether neighbours in global memory lie along k.
+    thread_rows : rows of the tile that each thread multiplies
+    threads : of the CTA, a power of two
+    groups : of threads that share the tile, each with its part of every step
+    accumulator : NumPy dtype of what is staged
     """
-    across = min(threads, power_of_two(tile_other))
-    sector = SECTOR_BYTES // storage.itemsize
-    if along_k:
-        along = min(max(sector, 8), power_of_two(tile_k))
-        across = min(across, max(threads // along, 1))
+    vector = max(VECTOR_BYTES // accumulator.itemsize, 1)
+    along, across = (tile_k, rows) if along_k else (rows, tile_k)
+    along_threads = min(power_of_two(along), WARP, threads)
+    # No more threads across than there is to stage, rather some more along.
+    along_threads = max(along_threads, threads // power_of_two(across))
+    across_threads = threads // along_threads
+    along_passes = ceil_div(along, along_threads)
+    across_passes = ceil_div(across, across_threads)
+    along_room = along_passes * along_threads
+    across_room = across_passes * across_threads
+    # A whole number of vectors, and some padding: the vectors that the threads of a
+    # warp read at once begin on different banks. Along k they are one row apart, and
+    # one vector for each group of the warp.
+    warp_groups = max(groups * WARP // threads, 1) if along_k else 1
+    pitch = (ceil_div(along_room, vector) + warp_groups) * vector
+    run = 1 if along_k or thread_rows % vector else vector
+    k_threads, row_threads = along_threads, across_threads
+    k_passes, row_passes = along_passes, across_passes
+    k_room, row_room = along_room, across_room
+    if not along_k:
+        k_threads, row_threads = row_threads, k_threads
+        k_passes, row_passes = row_passes, k_passes
+        k_room, row_room = row_room, k_room
+    return Staged(
+        along_k=along_k,
+        k_threads=k_threads,
+        row_threads=row_threads,
+        k_passes=k_passes,
+        row_passes=row_passes,
+        k_room=k_room,
+        row_room=row_room,
+        pitch=pitch,
+        items=across_room * pitch,
+        run=run,
+        run_step=run * (rows // thread_rows),
+    )
+
+
+@functools.cache
+def make_at(tile):
+    """Return the function from (row, k) of a staged tile to its place."""
+    PITCH = tile.pitch
+
+    if tile.along_k:
+
+        @device
+        def at(row, k):
+            return row * PITCH + k
+
     else:
-        across = min(across, 32, max(threads // 4, sector))
-    return threads // across, across
+
+        @device
+        def at(row, k):
+            return k * PITCH + row
+
+    return at
+
+
+@functools.cache
+def make_stager(tile):
+    """Return the function from a thread's index to the first (row, k) it stages."""
+    K_THREADS, ROW_THREADS = tile.k_threads, tile.row_threads
+
+    if tile.along_k:
+
+        @device
+        def first(tid):
+            return tid // K_THREADS, tid % K_THREADS
+
+    else:
+
+        @device
+        def first(tid):
+            return tid % ROW_THREADS, tid // ROW_THREADS
+
+    return first
+
+
+@functools.cache
+def make_row(tile):
+    """Return the function from (thread across the tile, i) to the i-th row it has."""
+    RUN, RUN_STEP = tile.run, tile.run_step
+
+    @device
+    def row(thread, i):
+        return thread * RUN + i // RUN * RUN_STEP + i % RUN
+
+    return row
+
+
+@functools.cache
+def make_multiply(left, right, THREAD_M, THREAD_N, K_RUN, accumulator):
+    """Return the function that adds a thread's share of a staged step to its sums.
+
+    Parameters
+    ----------
+    left, right : Staged
+    THREAD_M, THREAD_N : rows and columns of a thread
+    K_RUN : neighbouring k of one call
+    """
+    dtype = numba_type(accumulator)
+    left_at, right_at = make_at(left), make_at(right)
+    left_row, right_row = make_row(left), make_row(right)
+    multiply_add = make_multiply_add(accumulator)
+
+    @device
+    def multiply(k, tid_m, tid_n, left_smem, right_smem, acc):
+        left_reg = cuda.local.array(K_RUN, dtype)
+        right_reg = cuda.local.array((THREAD_N, K_RUN), dtype)
+        for j in range(THREAD_N):
+            for kk in range(K_RUN):
+                place = right_at(right_row(tid_n, j), k + kk)
+                right_reg[j, kk] = right_smem[u64(place)]
+        for i in range(THREAD_M):
+            for kk in range(K_RUN):
+                place = left_at(left_row(tid_m, i), k + kk)
+                left_reg[kk] = left_smem[u64(place)]
+            for kk in range(K_RUN):
+                for j in range(THREAD_N):
+                    acc[i, j] = multiply_add(acc[i, j], left_reg[kk], right_reg[j, kk])
+
+    return multiply
 
 
 def power_of_two(n):
@@ -149,23 +277,9 @@ def power_of_two(n):
 
 
 def pitch(items, accumulator):
-    """Return the row length of a staged tile of ``items`` columns.
-
-    A whole number of vectors, and one more: the rows k, k + 1, ... that neighbouring
-    threads write begin on different banks.
-    """
-    vector = max(VECTOR_BYTES // np.dtype(accumulator).itemsize, 1)
-    return -(-items // vector) * vector + vector
-
-
-def run_length(columns, accumulator):
-    """Return how many neighbouring columns a thread reads from shared memory at once.
-
-    Its columns come in runs of so many, the runs of all threads side by side: then
-    neighbouring threads read neighbouring vectors, without bank conflicts.
-    """
+    """Return the row length of an array of sums: whole vectors, and one more."""
     vector = max(VECTOR_BYTES // accumulator.itemsize, 1)
-    return vector if columns % vector == 0 else 1
+    return (ceil_div(items, vector) + 1) * vector
 
 
 def scalars(accumulator, *values):
