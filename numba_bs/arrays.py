@@ -414,6 +414,8 @@ def from_numpy(array: np.ndarray, library: str, device: int | None):
         import torch
 
         bits = array.view(np.int16) if array.dtype == bfloat16 else array
+        if any(step < 0 for step in bits.strides):  # torch has none of these
+            bits = bits.copy()
         tensor = torch.from_numpy(np.require(bits, requirements="W"))
         tensor = tensor.view(torch.bfloat16) if array.dtype == bfloat16 else tensor
         return tensor if device is None else tensor.to(f"cuda:{device}")

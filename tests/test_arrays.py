@@ -143,6 +143,14 @@ def test_torch_dtypes(torch, rng, dtype):
     assert again.dtype == tensor.dtype
 
 
+@pytest.mark.parametrize("kind", ["transposed", "reversed", "read_only"])
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=label)
+def test_to_torch_from_any_strides(torch, rng, dtype, kind):
+    x = strided(values(rng, (3, 4), dtype), kind)
+    operand = arrays.describe("op", "x", to_torch(x))
+    np.testing.assert_array_equal(operand.as_array(), x)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=label)
 def test_torch_products(torch, rng, dtype):
     a, x = make(rng, MASK, (2, 3), dtype), values(rng, (12, 4), dtype)
