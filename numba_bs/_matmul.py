@@ -618,7 +618,8 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
     name = "column_plan" if sparse._transposed else "plan"
     R, N = values.shape[-2], dense.shape[-1]
     slots = plans.slots(getattr(layout, name))
-    choice = choose.dsd(values.shape[-2:], N, sums, options.variant)
+    along_k = abs(dense.strides[-2]) < abs(dense.strides[-1])
+    choice = choose.dsd(values.shape[-2:], N, sums, along_k, options.variant)
     shape = (axes.longest_batch, slots, R, N)
     if _explained("matmul_dsd", choice, shape, sums):
         return

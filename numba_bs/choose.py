@@ -42,9 +42,11 @@ def check_variant(op: str, variant: str | None) -> None:
         )
 
 
-def dsd(blocksize, N: int, sums: np.dtype, variant: str | None) -> Choice:
+def dsd(
+    blocksize, N: int, sums: np.dtype, along_k: bool, variant: str | None
+) -> Choice:
     """Choose for ``out = A @ b``: ``blocksize`` (R, C) of A as walked, N columns."""
-    config = simt_dsd(*blocksize, N, sums)
+    config = simt_dsd(*blocksize, N, sums, along_k)
     return Choice("simt", config, _reason(variant))
 
 
@@ -63,6 +65,10 @@ def _reason(variant) -> str:
 # Rows and columns of a thread's tile by the bytes of an accumulator: 64 registers of
 # sums, so that with what is on its way from memory nothing spills.
 _REGISTER_TILE = {4: (8, 8), 8: (4, 8), 16: (4, 4)}
+# For sdd, which stages more for a product, fewer sums and more threads (block 32: 27.6
+# TFLOP/s with 8 x 4, 24.4 with 8 x 8), and less for what is not work for a warp (block
+# 16: 19.4 with 4 x 4, 17.7 with 8 x 8).
+_SAMPLED_REGISTER_TILE = {4: (8, 4), 8: (4, 8), 16: (4, 4)}
 # The most that a CTA takes. Its threads hand their sums over in 32 KiB of shared
 # memory, and it stages 40 KiB at a time. (48 are to be had, padding needs some.)
 _THREADS, _TILE_M, _TILE_N_BYTES, _STAGED_BYTES = 128, 64, 1024, 40960
@@ -79,7 +85,9 @@ _CTA_COLUMNS = 16
 _FILLING, _LEAST_RANGE = 65536, 512
 
 
-def simt_dsd(R: int, C: int, N: int, sums: np.dtype) -> SimtConfig:
+def simt_dsd(
+    R: int, C: int, N: int, sums: np.dtype, along_k: bool = False
+) -> SimtConfig:
     """Return the constants for blocks of ``(R, C)`` times N columns.
 
     Parameters
@@ -87,6 +95,7 @@ def simt_dsd(R: int, C: int, N: int, sums: np.dtype) -> SimtConfig:
     R, C : block size as the plan walks it
     N : columns of the dense operand
     sums : accumulation dtype
+    along_k : whether neighbours of the dense operand in memory lie along a column
 
     Examples
     --------
@@ -109,9 +118,10 @@ def simt_dsd(R: int, C: int, N: int, sums: np.dtype) -> SimtConfig:
     most_k = _STAGED_BYTES // ((tile_m + tile_n) * sums.itemsize)
     tile_k = _depth(C, groups, most_k)
     # Half a vector where many columns are staged: a whole one costs the third CTA
-    # (block 32: 26.4 TFLOP/s against 30.7; block 64: 34.3 against 30.9).
+    # (block 32: 26.4 TFLOP/s against 30.7; block 64: 34.3 against 30.9). Along k a
+    # vector is what shared memory can read without bank conflicts.
     run = max(_VECTOR_BYTES // sums.itemsize, 1)
-    run = run if tile_m > 32 else max(run // 2, 1)
+    run = run if tile_m > 32 or along_k else max(run // 2, 1)
     return SimtConfig(
         tile_m=tile_m,
         tile_n=tile_n,
@@ -141,22 +151,18 @@ def simt_sdd(R: int, C: int, blocks: int, N: int, sums: np.dtype) -> SimtConfig:
     >>> simt_sdd(16, 16, 1, 100_000, np.dtype(np.float32)).splits
     196
     """
-    most_m, most_n = _REGISTER_TILE[sums.itemsize]
-    # Smaller register tiles rather than less than a warp (block 32: 27.6 TFLOP/s with
-    # 8 x 4, 24.4 with 8 x 8; block 16: 19.4 with 4 x 4, 17.7 with 8 x 8).
-    if min(R, most_m * 8) * min(C, most_n * 8) < _WARP * most_m * most_n:
-        most_n = 4
-    if min(R, most_m * 8) * min(C, most_n * 8) < _WARP * most_m * most_n:
-        most_m = 4
+    most_m, most_n = _SAMPLED_REGISTER_TILE[sums.itemsize]
+    if min(R, _TILE_M) * min(C, _TILE_M) < _WARP * most_m * most_n:
+        most_m, most_n = min(most_m, 4), min(most_n, 4)
     thread_m, threads_m = _along(R, most_m, _TILE_M)
-    thread_n, threads_n = _along(C, most_n, most_n * max(_THREADS // 2 // threads_m, 1))
+    thread_n, threads_n = _along(C, most_n, most_n * _THREADS // threads_m)
     tile_m, tile_n = threads_m * thread_m, threads_n * thread_n
     tile_threads = threads_m * threads_n
     groups = max(_WARP // tile_threads, 1 if tile_threads > _WARP else 2)
     groups = min(groups, _floor_power_of_two(max(N, 1)))
     threads = tile_threads * groups
     row_bytes = (tile_m + tile_n) * sums.itemsize
-    tile_k = _TILE_K if tile_threads == _WARP else 2 * _TILE_K
+    tile_k = _TILE_K if tile_threads >= _WARP else 2 * _TILE_K
     tile_k = min(max(tile_k, groups), _STAGED_BYTES // row_bytes, max(N, 1))
     tile_k = _floor_power_of_two(tile_k)  # at most N: the kernel wants that
     run = max(_VECTOR_BYTES // sums.itemsize, 1)
@@ -193,10 +199,10 @@ def _along(size: int, most: int, limit: int) -> tuple[int, int]:
 def _depth(C: int, groups: int, most: int) -> int:
     """Return how many inner steps dsd stages at a time: several blocks, or a part.
 
-    Of the multiples of four steps of each group up to _TILE_K: the one that wastes
-    least on blocks of C columns, and of those the largest.
+    Of the multiples of four steps of each group up to a block, or 16 steps of small
+    blocks: the one that wastes least on blocks of C columns, and of those the largest.
     """
-    most = min(most, _TILE_K)
+    most = min(most, _TILE_K, max(C, 16))
     turn = 4 * groups if 4 * groups <= most else groups
 
     def waste(depth):

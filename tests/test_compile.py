@@ -54,7 +54,7 @@ def dsd(blocksize, N, dtypes, lie=AX, capability=HOPPER, conj=False):
     """Return the job of dsd with the constants that choose.py picks."""
     a, b, out = dtypes
     sums = np.result_type(accumulator(np.result_type(a, b)), accumulator(out))
-    config = choose.simt_dsd(*blocksize, N, sums)
+    config = choose.simt_dsd(*blocksize, N, sums, along_k=lie[1])
     args = (*blocksize, *config[:6], config.k_run, sums, a, b, out, conj, False, *lie)
     signature = [array(np.int32, 1)] * 7
     signature += [array(a, 5), array(b, 5), array(out, 4), array(sums, 4)]
