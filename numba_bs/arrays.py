@@ -426,10 +426,13 @@ def from_numpy(array: np.ndarray, library: str, device: int | None):
 
         with cupy.cuda.Device(device):
             return cupy.asarray(array)
-    from .cuda.compiler import cuda
+    from .cuda.compiler import SIMULATED, cuda
 
+    array = np.ascontiguousarray(array)
     with cuda.gpus[device]:
-        return cuda.to_device(np.ascontiguousarray(array))
+        if array.dtype == bfloat16 and not SIMULATED:  # no buffer to Python
+            return cuda.to_device(array.view(np.uint16)).view(bfloat16)
+        return cuda.to_device(array)
 
 
 def give_back(array: np.ndarray, like: Operand):

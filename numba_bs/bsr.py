@@ -273,10 +273,11 @@ class bsr_array:  # noqa: N801 - SciPy's name
             torch.from_numpy(index.copy()).to(values.device)
             for index in (self.indptr, self.indices)
         )
-        with warnings.catch_warnings():  # torch: BSR is in beta state
+        # A Layout was checked when it was built; torch warns that BSR is in beta state.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return torch.sparse_bsr_tensor(
-                crow, col, values, size=self.shape, check_invariants=True
+                crow, col, values, size=self.shape, check_invariants=False
             )
 
     def _host(self, op: str) -> "bsr_array":
@@ -645,7 +646,8 @@ def _from_arrays(data, indices, indptr, shape, blocksize):
     if sorted_once:
         if operand.shape[-3] == len(order):
             return layout, data
-        return layout, data[..., : len(order), :, :]
+        every = (slice(None),) * (operand.ndim - 3)  # Numba's arrays take no Ellipsis
+        return layout, data[(*every, slice(len(order)), slice(None), slice(None))]
     if operand.device is not None:
         raise ValueError(
             f"{op}: device arrays must be canonical, got unsorted or repeated blocks; "

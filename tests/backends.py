@@ -103,8 +103,12 @@ def device_copy(x):
         view.flags.writeable = x.flags.writeable
         return FakeCUDAArray(view)
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
+    from numba.cuda.cudadrv.driver import MemoryPointer, binding
 
-    where = cuda.to_device(memory).gpu_data.view(address - low)
+    whole = cuda.to_device(memory)
+    first = binding.CUdeviceptr(whole.device_ctypes_pointer.value + address - low)
+    size = high - address
+    where = MemoryPointer(cuda.current_context(), first, size=size, owner=whole)
     array = DeviceNDArray(x.shape, x.strides, x.dtype, gpu_data=where)
     # Numba's own arrays can always be written.
     return array if x.flags.writeable else Exporter(array, readonly=True)

@@ -157,13 +157,15 @@ def of_ptx(ptx):
 def of_log(log):
     """Return what nvJitLink says of its only kernel."""
 
-    def number(pattern):
-        return sum(map(int, re.findall(pattern, log)))
+    def most(*patterns):
+        found = [int(n) for pattern in patterns for n in re.findall(pattern, log)]
+        return max(found, default=0)
 
     return {
-        "registers": number(r"Used (\d+) registers"),
-        "spill_bytes": number(r"(\d+) bytes spill"),
-        "stack_bytes": number(r"(\d+) bytes stack frame"),
+        # Releases differ in what they print, and some print it twice.
+        "registers": most(r"[Uu]sed (\d+) registers"),
+        "spill_bytes": most(r"(\d+) bytes spill"),
+        "stack_bytes": most(r"(\d+) bytes stack frame", r"(\d+) stack"),
     }
 
 

@@ -339,6 +339,8 @@ def test_cuda_types():
 @pytest.mark.parametrize("op", problems.OPS)
 def test_torch_peers_on_cpu_tensors(op):
     torch = pytest.importorskip("torch")
+    if op == "grad_w" and torch.cuda.is_available():
+        pytest.skip("with a GPU torch samples by Triton alone, which wants GPU tensors")
     machine = harness.GpuMachine(fake_torch())
     machine.torch, machine.device = torch, "cpu"
     case = Case("fp32", 64, 48, 16, (16, 16), 0.3)

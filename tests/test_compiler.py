@@ -1,5 +1,6 @@
 """Makers, casts, compiling without a GPU, and the cache on disk."""
 
+import os
 import shutil
 import textwrap
 from pathlib import Path
@@ -377,7 +378,10 @@ def copy_of_package(tmp_path):
     def run(code):
         script = CHILD + textwrap.dedent(code) + "\nprint(json.dumps(report))\n"
         (tmp_path / "child.py").write_text(script)
-        paths = {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        path = os.pathsep.join(
+            [str(tmp_path), *filter(None, [os.getenv("PYTHONPATH")])]
+        )
+        paths = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
         # The toy's files are edited within the second that .pyc files can tell apart.
         return run_child("child", PYTHONDONTWRITEBYTECODE="1", **paths)
 

@@ -1,6 +1,8 @@
 """Starting kernels: arguments, grids, streams, devices."""
 
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -543,5 +545,6 @@ def test_importing_the_package_loads_no_numba(tmp_path):
     )
     import numba_bs
 
-    root = str(tmp_path) + ":" + numba_bs.__path__[0].removesuffix("/numba_bs")
-    assert run_child("child", PYTHONPATH=root) == {"loaded": []}
+    root = str(Path(numba_bs.__path__[0]).parent)
+    path = os.pathsep.join([str(tmp_path), root, os.getenv("PYTHONPATH", "")])
+    assert run_child("child", PYTHONPATH=path.rstrip(os.pathsep)) == {"loaded": []}
