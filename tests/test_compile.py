@@ -191,3 +191,11 @@ def test_the_inner_loop_reads_vectors(facts, name):
     assert products >= 2 * 4 * 8
     assert vectors >= products // 32
     assert scalars <= 16  # of the epilogue, which reads sums one by one
+
+
+def test_each_maker_is_here():
+    makers = {job.maker for job in (*FAST.values(), *CASES.values())}
+    for module in pkgutil.iter_modules(cuda.__path__, "numba_bs.cuda."):
+        if module.name.endswith("_simt"):
+            kernels = importlib.import_module(module.name)
+            assert kernels._make_kernel in makers, module.name

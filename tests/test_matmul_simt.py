@@ -12,7 +12,7 @@ from patterns import (
     FLOATS,
     INTEGERS,
     MASKS,
-    label as sized,
+    label,
     stored,
     strided,
     values,
@@ -225,7 +225,7 @@ def test_operands_of_unlike_dtypes(device, rng, first, second, result):
 
 
 @pytest.mark.parametrize("N", [1, 6])
-@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=sized)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids=label)
 def test_blocksizes(device, rng, blocksize, N):
     layout = small(blocksize, "empty_row_and_column")
     check_dsd(layout, *dsd_case(rng, layout, N))

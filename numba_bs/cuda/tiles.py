@@ -78,10 +78,7 @@ def make_narrow(accumulator, storage):
 
     @device
     def narrow(x):
-        if REAL_PART:
-            value = to_stored(x.real)
-        else:
-            value = to_stored(x)
+        value = to_stored(x.real) if REAL_PART else to_stored(x)
         return f32_to_bf16(value) if BFLOAT16 else value
 
     return narrow
