@@ -16,6 +16,7 @@ class BlockSparseProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, values, x, layout):
+        """Return ``x @ W``."""
         ctx.save_for_backward(values, x)
         ctx.layout = layout
         w = bs.bsr_array((values.detach(), layout))
@@ -23,6 +24,7 @@ class BlockSparseProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_y):
+        """Return the gradients of values and x (a layout has none)."""
         values, x = (saved.detach() for saved in ctx.saved_tensors)
         w = bs.bsr_array((values, ctx.layout))
         needed = ("b",) * ctx.needs_input_grad[0] + ("a",) * ctx.needs_input_grad[1]

@@ -6,34 +6,36 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from . import arrays, checks, choose, reference, strided
 from . import plan as plans
 from ._elementwise import cast
 from ._explain import only_explained
-from .arrays import Operand
+from .arrays import Array, Operand
 from .bsr import as_bsr, blocks_of, bsr_array, require_canonical
 from .dtypes import result_dtype, storage_dtype, sums_dtype
-from .layout import LayoutStack
+from .layout import Layout, LayoutStack
 from .leading import LeadingAxes
 
 
 def matmul(
-    a,
-    b,
+    a: bsr_array | Array,
+    b: bsr_array | Array,
     *,
-    out=None,
-    alpha=1,
-    beta=0,
-    dtype=None,
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    out: Array | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    dtype: DTypeLike | None = None,
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> Array:
     """Multiply a block-sparse and a dense operand.
 
     ``out = alpha * (a @ b) + beta * out``; one of ``a`` and ``b`` is sparse.
@@ -123,16 +125,16 @@ def matmul(
 
 
 def matmul_backward(
-    grad_out,
-    a,
-    b,
+    grad_out: Array,
+    a: bsr_array | Array,
+    b: bsr_array | Array,
     *,
-    needs=("a", "b"),
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    needs: Sequence[str] = ("a", "b"),
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> tuple:
     """Return the gradients of :func:`matmul` (``alpha=1``).
 
     ``grad_a = (grad_out @ b^H)`` on the layout of ``a``, an :func:`sddmm`;
@@ -220,19 +222,19 @@ def matmul_backward(
 
 
 def sddmm(
-    x,
-    y,
-    layout,
+    x: Array,
+    y: Array,
+    layout: Layout | LayoutStack,
     *,
-    out=None,
-    alpha=1,
-    beta=0,
-    dtype=None,
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    out: bsr_array | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    dtype: DTypeLike | None = None,
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> bsr_array:
     """Compute the blocks of ``x @ y`` that a layout stores (sampled dense product).
 
     ``out = alpha * (x @ y) + beta * out`` on ``layout``: the weight gradient of
@@ -321,16 +323,16 @@ def sddmm(
 
 
 def sddmm_backward(
-    grad_out,
-    x,
-    y,
+    grad_out: bsr_array,
+    x: Array,
+    y: Array,
     *,
-    needs=("x", "y"),
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    needs: Sequence[str] = ("x", "y"),
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> tuple:
     """Return the gradients of :func:`sddmm` (``alpha=1``).
 
     ``grad_x = grad_out @ y^H`` and ``grad_y = x^H @ grad_out``: two products.

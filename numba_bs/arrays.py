@@ -9,13 +9,13 @@ array has imported its library.
 
 import math
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .dtypes import bfloat16, words
 
-LIBRARIES = ("numpy", "numba", "cupy", "torch")
+Array: TypeAlias = Any  # of NumPy, Numba, CuPy or torch; named in signatures
 
 
 class Operand(NamedTuple):

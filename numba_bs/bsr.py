@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import DTypeLike
 
 from . import arrays, checks
 from .arrays import Operand
@@ -81,7 +82,14 @@ class bsr_array:  # noqa: N801 - SciPy's name
     __array_priority__ = 20
     ndim = 2
 
-    def __init__(self, arg, shape=None, dtype=None, copy=False, blocksize=None):
+    def __init__(
+        self,
+        arg: object,
+        shape: tuple[int, int] | None = None,
+        dtype: DTypeLike | None = None,
+        copy: bool = False,
+        blocksize: int | tuple[int, int] | None = None,
+    ):
         layout, values = _parse(arg, shape, dtype, blocksize)
         operand = arrays.describe("bsr_array", "data", values)
         storage_dtype("bsr_array", "data", operand.dtype)

@@ -6,13 +6,16 @@ once. Arguments that only steer kernels (``precision``, ``variant``, ``stream``,
 """
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import DTypeLike
 
+from ..arrays import Array
 from ..bsr import as_bsr, bsr_array
 from ..dtypes import result_dtype, sums_dtype
-from ..layout import LayoutStack
+from ..layout import Layout, LayoutStack
 
 # One BLAS product a block row beats SciPy's loop over blocks from blocks of this many
 # elements and this many columns on (benchmarks/bench_matmul.py --device cpu).
@@ -28,18 +31,18 @@ _NO_BLOCKS = scipy.sparse.bsr_array((0, 0))
 
 
 def matmul(
-    a,
-    b,
+    a: bsr_array | Array,
+    b: bsr_array | Array,
     *,
-    out=None,
-    alpha=1,
-    beta=0,
-    dtype=None,
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    out: Array | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    dtype: DTypeLike | None = None,
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> Array:
     """See :func:`numba_bs.matmul`."""
     sparse = as_bsr("matmul", "a", a)
     if sparse is None:  # x @ a = (a^T x^T)^T
@@ -57,16 +60,16 @@ def matmul(
 
 
 def matmul_backward(
-    grad_out,
-    a,
-    b,
+    grad_out: Array,
+    a: bsr_array | Array,
+    b: bsr_array | Array,
     *,
-    needs=("a", "b"),
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    needs: Sequence[str] = ("a", "b"),
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> tuple:
     """See :func:`numba_bs.matmul_backward`."""
     sparse = as_bsr("matmul_backward", "a", a)
     if sparse is None:  # (x @ b)^T = b^T x^T
@@ -99,19 +102,19 @@ def matmul_backward(
 
 
 def sddmm(
-    x,
-    y,
-    layout,
+    x: Array,
+    y: Array,
+    layout: Layout | LayoutStack,
     *,
-    out=None,
-    alpha=1,
-    beta=0,
-    dtype=None,
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    out: bsr_array | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    dtype: DTypeLike | None = None,
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> bsr_array:
     """See :func:`numba_bs.sddmm`."""
     natural = result_dtype("sddmm", x.dtype, y.dtype)
     given = out.dtype if out is not None else natural if dtype is None else dtype
@@ -126,16 +129,16 @@ def sddmm(
 
 
 def sddmm_backward(
-    grad_out,
-    x,
-    y,
+    grad_out: bsr_array,
+    x: Array,
+    y: Array,
     *,
-    needs=("x", "y"),
-    precision=None,
-    variant=None,
-    stream=None,
-    workspace=None,
-):
+    needs: Sequence[str] = ("x", "y"),
+    precision: str | None = None,
+    variant: str | None = None,
+    stream: object | None = None,
+    workspace: Array | None = None,
+) -> tuple:
     """See :func:`numba_bs.sddmm_backward`."""
     grad_x = grad_y = None
     grad_out = as_bsr("sddmm_backward", "grad_out", grad_out)

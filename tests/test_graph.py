@@ -1,0 +1,64 @@
+"""CUDA graphs: forward, dX and dW captured once, replayed on new values."""
+
+import pytest
+
+import numba_bs as bs
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.gpu
+
+
+def problem(seed):
+    """Return a layer's values, input and output gradient on the GPU."""
+    layout = bs.patterns.random(8, 6, (16, 32), density=0.4, seed=seed)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    options = {"device": "cuda", "generator": generator}
+    values = torch.randn(layout.blocks, 16, 32, **options)
+    x = torch.randn(192, 40, **options)
+    grad_y = torch.randn(128, 40, **options)
+    return layout, values, x, grad_y
+
+
+def step(layout, values, x, grad_y, y):
+    """Run forward into ``y``; return the gradients."""
+    a = bs.bsr_array((values, layout))
+    bs.matmul(a, x, out=y)
+    grad_a, grad_x = bs.matmul_backward(grad_y, a, x)
+    return grad_a.data, grad_x
+
+
+def test_a_captured_step_computes_again_on_new_values():
+    layout, values, x, grad_y = problem(0)
+    y = torch.empty(128, 40, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # compiles, and uploads the lookup tables
+        step(layout, values, x, grad_y, y)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grad_a, grad_x = step(layout, values, x, grad_y, y)
+    for held in (values, x, grad_y):
+        held.copy_(torch.randn_like(held))
+    y.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    again = torch.empty_like(y)
+    values_again, x_again = step(layout, values, x, grad_y, again)
+    assert torch.equal(y, again)
+    assert torch.equal(grad_a, values_again)
+    assert torch.equal(grad_x, x_again)
+
+
+def test_a_capture_before_the_first_call_says_so():
+    layout, values, x, _ = problem(1)
+    a, y = bs.bsr_array((values, layout)), torch.empty(128, 40, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(RuntimeError, match="make the same call once first"),
+        torch.cuda.graph(graph),
+    ):
+        bs.matmul(a, x, out=y)
+    torch.cuda.synchronize()
+    bs.matmul(a, x, out=y)
+    assert torch.isfinite(y).all()
