@@ -42,20 +42,26 @@ def main(argv=None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 150)
-    cases = _choose_cases(options)
     if options.list:
-        for case in cases:
+        # Points of a GPU can be listed anywhere.
+        is_gpu = options.device == "gpu" or find_machine(options.device).is_gpu
+        for case in _choose_cases(options, is_gpu)[1]:
             console.print(case.name, markup=False, highlight=False)
         return 0
     try:
         machine = find_machine(options.device)
         header = make_header(machine, options.commit)
-        results = open_results(options.out, "matmul", header)
+        # Git ignores results of a CPU, by this name.
+        stem = "matmul" if machine.is_gpu else "matmul_cpu"
+        results = open_results(options.out, stem, header)
     except (RuntimeError, ValueError) as error:
         console.print(escape(str(error)))
         return 2
-    if options.set is None and not machine.is_gpu:
-        cases = _choose_cases(options, "cpu-quick" if options.quick else "cpu")
+    name, cases = _choose_cases(options, machine.is_gpu)
+    wanted = len(cases) * len(options.ops)
+    # So that a report can tell when the run was stopped.
+    known = results.content.setdefault("wanted", {})
+    known[name] = max(wanted, known.get(name, 0))
 
     folder = results.path.parent
     tuned = peer_module.TUNED
@@ -74,7 +80,6 @@ def main(argv=None) -> int:
         console.print(f"{escape(str(lost))}; starting again without it")
         _restart(argv, results, deadline)
     console.print(matmul_table(results.content, [case.name for case in cases]))
-    wanted = len(cases) * len(options.ops)
     if done < wanted:
         console.print(
             f"Stopped by --seconds after {done} of {wanted} points; "
@@ -93,7 +98,11 @@ def _parser():
     )
     add = parser.add_argument
     add("--device", choices=("auto", "gpu", "cpu"), default="auto")
-    add("--set", choices=sorted(SETS), help="points to time (default: 'default')")
+    add(
+        "--set",
+        choices=sorted(SETS),
+        help="points to time (default: 'default', on a CPU 'cpu')",
+    )
     add("--quick", action="store_true", help="a few small points")
     add("--only", metavar="REGEX", help="only points whose name this is found in")
     add("--ops", type=_names(OPS), default=OPS, metavar="OP,...", help=", ".join(OPS))
@@ -145,11 +154,14 @@ def _names(known):
     return parse
 
 
-def _choose_cases(options, name=None):
-    """Return the points that the options ask for."""
-    name = options.set or name or ("quick" if options.quick else "default")
+def _choose_cases(options, is_gpu):
+    """Return the set that the options ask for, and its points that they ask for."""
+    ordinary = "quick" if options.quick else "default"
+    if not is_gpu:
+        ordinary = "cpu-quick" if options.quick else "cpu"
+    name = options.set or ordinary
     pattern = re.compile(options.only or "")
-    return [case for case in SETS[name] if pattern.search(case.name)]
+    return name, [case for case in SETS[name] if pattern.search(case.name)]
 
 
 def _choose_peers(peers, names):

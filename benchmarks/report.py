@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
+from .cases import SETS
 from .harness import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
@@ -181,9 +182,15 @@ def markdown(content: dict, file: str) -> str:
         f"{header['device']}, {header['date'][:10]}, commit `{header['commit']}`, "
         f"{', '.join(software)}; inputs {header['inputs']}. From "
         f"[`{file}`](benchmarks/results/{file}).",
+        *(f"\nincomplete: {part}." for part in incomplete(content)),
         "",
         "TFLOP/s count stored blocks only; in brackets: over the best peer, and its "
-        "name. All three: time of forward + dX + dW over that of the best peer.",
+        "name. All three: time of forward + dX + dW of the best peer over that of "
+        "numba_bs. What torch tuned, stk, blksprs and the others are: "
+        "[benchmarks/README.md](benchmarks/README.md#peers).",
+        "",
+        "`*`: this peer's time includes the host's: it launches more slowly than its "
+        "kernels run, or waits for the GPU.",
         "",
         "| dtype | M x K x N | block | density | forward | dX | dW | all three | dense "
         "| beats dense below density |",
@@ -212,6 +219,28 @@ def markdown(content: dict, file: str) -> str:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
         lines += ["", f"Peers left out: {reasons}."]
     return "\n".join(lines)
+
+
+def incomplete(content: dict) -> list[str]:
+    """Return which sets of points were begun and not ended, in words.
+
+    A file that does not say what was wanted is taken for the smallest set that has
+    all its points.
+    """
+    done = [point["case"] for point in content["points"] if point["complete"]]
+    wanted = content.get("wanted")
+    if wanted is None:
+        names = {name: {case.name for case in cases} for name, cases in SETS.items()}
+        fitting = [name for name in names if set(done) <= names[name]]
+        smallest = sorted(fitting, key=lambda name: len(names[name]))[:1]
+        wanted = {name: len(names[name]) * len(LABELS) for name in smallest}
+    parts = []
+    for name, count in wanted.items():
+        names = {case.name for case in SETS.get(name, ())}
+        found = sum(case in names for case in done)
+        if found < count:
+            parts.append(f"stopped after {found} of {count} points of set `{name}`")
+    return parts
 
 
 def _dense_cells(point) -> list[str]:
@@ -347,8 +376,12 @@ def _gaps(values):
 
 
 def _pyplot():
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            "--plot: matplotlib must be installed; pip install 'numba-bs[plot]'"
+        ) from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -387,9 +420,13 @@ def main(argv=None) -> int:
             print(error)
             return 2
     if options.plot:
-        for path, content in contents.items():
-            draw_roofline(content, path.with_name(f"{path.stem}_roofline.png"))
-            draw_density(content, path.with_name(f"{path.stem}_density.png"))
+        try:
+            for path, content in contents.items():
+                draw_roofline(content, path.with_name(f"{path.stem}_roofline.png"))
+                draw_density(content, path.with_name(f"{path.stem}_density.png"))
+        except ImportError as error:
+            print(error)
+            return 2
     return 0
 
 

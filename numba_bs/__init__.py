@@ -1,11 +1,13 @@
 """Block-sparse computing on NVIDIA GPUs in Python that you can read.
 
-SciPy's BSR is the format, :func:`matmul` and :func:`sddmm` are the products, and
-every operation has a written-out ``_backward``. Where the data lives decides where
+SciPy's BSR is the format; :func:`matmul` and :func:`sddmm` are the products, each with
+a written-out ``_backward``. Where the data lives decides where
 it runs: host arrays are computed by :mod:`numba_bs.reference`, device arrays by the
 kernels of :mod:`numba_bs.cuda`.
 """
 
+from . import files as files
+from . import gallery as gallery
 from . import patterns as patterns
 from . import reference as reference
 from ._explain import explain as explain

@@ -30,7 +30,7 @@ def scale(op, a, alpha=1, *, dtype=None, conj=False, divide=False):
         known = np.dtype(np.float32) if values.dtype == bfloat16 else values.dtype
         natural = np.result_type(known, alpha)
         dtype = values.dtype if natural.kind == known.kind else natural
-    factor = 1 / alpha if divide else alpha
+    factor = np.true_divide(1, alpha) if divide else alpha
     source = values.conjugate() if conj else values
     result = arrays.empty(values.shape, dtype, values)
     _map("scale", source, None, arrays.describe(op, "out", result), factor, 0)
@@ -83,8 +83,8 @@ def gather_transposed(a):
         from .cuda import gather_blocks_simt
         from .cuda.upload import resident_array
 
-        index = resident_array(a._layout, "transpose_order", base)
         stream = arrays.stream_of(base)
+        index = resident_array(a._layout, "transpose_order", base, stream)
         gather_blocks_simt.launch(index, *_as_4d(source, out), stream)
     return result.conj() if base.conj else result
 
@@ -126,20 +126,25 @@ def _map(operation, x, y, out, alpha, beta, stream=None) -> None:
         getattr(reference, operation)(x, y, alpha, beta, out.as_array())
         return
     from .cuda import elementwise_simt
+    from .cuda.launch import ordered
 
-    stream = arrays.stream_of(x) if stream is None else stream
+    others = ()
+    if stream is None:
+        stream = arrays.stream_of(x)
+        others = arrays.streams_of((*inputs, out)) - {stream}
     shape, steps = strided.merge(out.shape, *(e.strides for e in (*inputs, out)))
     outer, inner = shape[:-3], shape[-3:] or (1,)
-    for index in itertools.product(*map(range, outer)):
-        views = [
-            each.view(
-                inner,
-                by[len(outer) :] or (each.dtype.itemsize,),
-                sum(i * step for i, step in zip(index, by, strict=False)),
+    with ordered(out.device, stream, sorted(others)):
+        for index in itertools.product(*map(range, outer)):
+            views = [
+                each.view(
+                    inner,
+                    by[len(outer) :] or (each.dtype.itemsize,),
+                    sum(i * step for i, step in zip(index, by, strict=False)),
+                )
+                for each, by in zip((*inputs, out), steps, strict=True)
+            ]
+            source, other = views[0], views[1] if y is not None else None
+            elementwise_simt.launch(
+                operation, source, other, views[-1], alpha, beta, stream
             )
-            for each, by in zip((*inputs, out), steps, strict=True)
-        ]
-        source, other = views[0], views[1] if y is not None else None
-        elementwise_simt.launch(
-            operation, source, other, views[-1], alpha, beta, stream
-        )

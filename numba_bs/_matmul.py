@@ -49,13 +49,14 @@ def matmul(
     out : array, optional
         Where to write the result; must overlap no input.
     alpha, beta : scalars
-        ``beta=0`` never reads ``out``.
+        ``beta=0`` never reads ``out``; another ``beta`` needs one.
     dtype : optional
         Of the result, if not that of ``out`` or NumPy's for the operands.
     precision : None or "ieee"
         "tf32" and "tf32x3" come with the tensor-core rungs.
     variant : str, optional
-        Name of the one kernel to use ("simt"; "reference" on the host).
+        Name of the one kernel to use ("simt", the first and only rung of the ladder of
+        kernels so far; "reference" on the host).
     stream : optional
         Handle or stream object of any library; the caller then orders the work.
     workspace : device array, optional
@@ -105,8 +106,9 @@ def matmul(
         checks.scalar(op, name, value, sums)
         for name, value in (("alpha", alpha), ("beta", beta))
     )
+    checks.beta_needs_out(op, beta, out)
     checks.precision(op, precision)
-    options = _options(op, dense, names, variant, stream, workspace)
+    options = _options(op, dense, names, target, variant, stream, workspace)
     if dense.device is None:
         return _on_host(
             reference.matmul,
@@ -197,7 +199,7 @@ def matmul_backward(
         )
     result_dtype(op, *(operand.dtype for operand in names.values()))
     checks.precision(op, precision)
-    options = _options(op, dense, names, variant, stream, workspace)
+    options = _options(op, dense, names, None, variant, stream, workspace)
     if dense.device is None:
         pair = (dense, sparse.T) if flipped else (sparse, dense)
         return _on_host(
@@ -299,8 +301,9 @@ def sddmm(
         checks.scalar(op, name, value, sums)
         for name, value in (("alpha", alpha), ("beta", beta))
     )
+    checks.beta_needs_out(op, beta, out)
     checks.precision(op, precision)
-    options = _options(op, names["x"], names, variant, stream, workspace)
+    options = _options(op, names["x"], names, target, variant, stream, workspace)
     if x.device is None:
         plain = None if out is None else out._view(out._values, transposed=False)
         sampled = _on_host(
@@ -388,7 +391,7 @@ def sddmm_backward(
         )
     result_dtype(op, *(operand.dtype for operand in names.values()))
     checks.precision(op, precision)
-    options = _options(op, x, names, variant, stream, workspace)
+    options = _options(op, x, names, None, variant, stream, workspace)
     if x.device is None:
         return _on_host(reference.sddmm_backward, x, None, grad, x, y, needs=needs)
     grad_x = grad_y = None
@@ -418,7 +421,10 @@ def _operands(op, a, b):
             "a.to_scipy() @ b.to_scipy() has it on the host"
         )
     if sparse_a is None and sparse_b is None:
-        raise TypeError(f"{op}: a or b must be a bsr_array, got two dense operands")
+        raise TypeError(
+            f"{op}: a or b must be a bsr_array, got {type(a).__name__} and "
+            f"{type(b).__name__}"
+        )
     flipped = sparse_a is None
     dense = arrays.describe(op, "a" if flipped else "b", a if flipped else b)
     if dense.ndim == 0:
@@ -437,6 +443,8 @@ def _result_shape(op, a, b, sparse, dense, flipped):
     if dense.ndim == 1:
         return (*own, sparse.shape[0])
     lead = checks.leading(op, own, dense.shape[:-2])
+    if isinstance(sparse._layout, LayoutStack):
+        checks.heads(op, lead, sparse._layout.heads)
     if flipped:
         return (*lead, dense.shape[-2], sparse.shape[0])
     return (*lead, sparse.shape[0], dense.shape[-1])
@@ -458,11 +466,7 @@ def _sampled_shape(op, x, y, layout):
         )
     if isinstance(layout, LayoutStack):
         lead = checks.leading(op, x.shape[:-2], y.shape[:-2], (layout.heads,))
-        if lead[-1] != layout.heads:
-            raise ValueError(
-                f"{op}: the last leading axis must be the {layout.heads} heads of "
-                f"layout, got {lead}"
-            )
+        checks.heads(op, lead, layout.heads)
         lead = lead[:-1]
     else:
         lead = checks.leading(op, x.shape[:-2], y.shape[:-2])
@@ -549,31 +553,33 @@ class _Options(NamedTuple):
 
     variant: str | None
     stream: int
+    others: tuple  # streams of other operands: ordered before and after the kernels
     workspace: Operand | None
 
 
-def _options(op, dense, operands, variant, stream, workspace) -> _Options:
+def _options(op, dense, inputs, out, variant, stream, workspace) -> _Options:
     if dense.device is None:
+        if variant != "reference":
+            choose.check_variant(op, variant)
         if variant not in (None, "reference"):
             raise NotImplementedError(
                 f"{op}: variant={variant!r} needs device arrays; host arrays are "
                 "computed by the reference"
             )
-        return _Options(variant, 0, None)
+        return _Options(variant, 0, (), None)
     choose.check_variant(op, variant)
+    used = list(inputs.values()) if out is None else [*inputs.values(), out]
     if workspace is not None:
         workspace = arrays.describe(op, "workspace", workspace)
         checks.same_device(op, workspace=workspace, dense=dense)
+        held = inputs if out is None else {**inputs, "out": out}
+        checks.disjoint(op, "workspace", workspace, held)
+        used.append(workspace)
     if stream is not None:
-        return _Options(variant, arrays.stream_handle(op, stream), workspace)
+        return _Options(variant, arrays.stream_handle(op, stream), (), workspace)
     stream = arrays.stream_of(dense)
-    others = {arrays.stream_of(each) for each in operands.values()} - {stream}
-    if others:
-        from .cuda.launch import wait_for
-
-        for other in sorted(others):
-            wait_for(dense.device, stream, other)
-    return _Options(variant, stream, workspace)
+    others = arrays.streams_of(used) - {stream}
+    return _Options(variant, stream, tuple(sorted(others)), workspace)
 
 
 def _as_columns(dense: Operand, result: Operand, flipped: bool):
@@ -615,6 +621,7 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
         return
 
     from .cuda import matmul_dsd_simt
+    from .cuda.launch import ordered
     from .cuda.upload import resident
 
     name = "column_plan" if sparse._transposed else "plan"
@@ -628,18 +635,19 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
     tables = resident(layout, name, dense, options.stream)
     partial = _workspace(op, shape, sums, dense, options)
     alpha, beta = sums.type(alpha), sums.type(beta)
-    for part in axes.parts():
-        matmul_dsd_simt.launch(
-            choice.config,
-            tables,
-            part.view(values, 0),
-            part.view(dense, 1),
-            part.view(out, 2),
-            partial,
-            alpha,
-            beta,
-            options.stream,
-        )
+    with ordered(dense.device, options.stream, options.others):
+        for part in axes.parts():
+            matmul_dsd_simt.launch(
+                choice.config,
+                tables,
+                part.view(values, 0),
+                part.view(dense, 1),
+                part.view(out, 2),
+                partial,
+                alpha,
+                beta,
+                options.stream,
+            )
 
 
 def _sdd(op, x, y, layout, out, alpha, beta, options):
@@ -661,6 +669,7 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
         return
 
     from .cuda import matmul_sdd_simt
+    from .cuda.launch import ordered
     from .cuda.upload import resident
 
     choice = choose.sdd(
@@ -673,18 +682,19 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
     tables = resident(layout, "block_plan", x, options.stream)
     partial = _workspace(op, shape, sums, x, options)
     alpha, beta = sums.type(alpha), sums.type(beta)
-    for part in axes.parts():
-        matmul_sdd_simt.launch(
-            choice.config,
-            tables,
-            part.view(x, 0),
-            part.view(y, 1),
-            part.view(out, 2),
-            partial,
-            alpha,
-            beta,
-            options.stream,
-        )
+    with ordered(x.device, options.stream, options.others):
+        for part in axes.parts():
+            matmul_sdd_simt.launch(
+                choice.config,
+                tables,
+                part.view(x, 0),
+                part.view(y, 1),
+                part.view(out, 2),
+                partial,
+                alpha,
+                beta,
+                options.stream,
+            )
 
 
 def _explained(kernel, choice, shape, sums) -> bool:
@@ -736,6 +746,11 @@ def _sum_in_order(axes, whole, out, inner, alpha, beta, stream) -> None:
             total = term
         else:
             cast(term, total, 1, 1, stream)
+    if total is None:  # an axis of length 0: nothing to add up
+        zero = np.zeros(1, whole.dtype)
+        zero = arrays.from_numpy(zero, whole.library, whole.device)
+        zero = arrays.describe("matmul", "zero", zero)
+        total = zero.view(shape, [0] * len(shape))
     by = strided.aligned(out.strides[:-inner], lead, full)
     steps = [by[axis] for axis in range(rank) if axis not in gone]
     target = out.view(shape, (*steps, *out.strides[-inner:]))

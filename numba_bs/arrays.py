@@ -146,6 +146,12 @@ def describe(op: str, name: str, x) -> Operand:
                 f"{op}: strides of {name} must be multiples of its item size "
                 f"{itemsize}, got {operand.strides}; copy it first"
             )
+    unit = itemsize // 2 if operand.dtype.kind == "c" else itemsize
+    if operand.device is not None and operand.pointer % unit and operand.size:
+        raise ValueError(
+            f"{op}: the address of {name} must be a multiple of {unit} bytes, "
+            f"got {operand.pointer:#x}; copy it first"
+        )
     return operand
 
 
@@ -246,7 +252,8 @@ def _describe_torch(op, name, x) -> Operand:
     kind = x.device.type
     if kind not in ("cpu", "cuda"):
         raise TypeError(f"{op}: {name} must be on cpu or cuda, got {x.device}")
-    if x.is_neg():
+    negative = x.is_neg()  # torch's lazy minus; a result can not be written through it
+    if negative:
         x = x.resolve_neg()
     dtype = _torch_dtypes().get(x.dtype)
     if dtype is None:
@@ -257,7 +264,7 @@ def _describe_torch(op, name, x) -> Operand:
         strides=tuple(step * dtype.itemsize for step in x.stride()),
         dtype=dtype,
         device=None if kind == "cpu" else x.device.index,
-        readonly=False,
+        readonly=negative,
         library="torch",
         owner=x,
         conj=x.is_conj(),
@@ -266,6 +273,8 @@ def _describe_torch(op, name, x) -> Operand:
 
 def _describe_foreign(op, name, x) -> Operand:
     interface = x.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise TypeError(f"{op}: {name} must not be masked, got an array with a mask")
     dtype = _dtype(op, name, interface["typestr"])
     shape = tuple(interface["shape"])
     pointer, readonly = interface["data"]
@@ -454,10 +463,18 @@ def stream_of(x: Operand) -> int:
     return 0
 
 
+def streams_of(operands) -> set[int]:
+    """Return the streams of several operands; each library is asked once."""
+    owners = {
+        (x.library, x.device, x.library == "foreign" and id(x)): x for x in operands
+    }
+    return {stream_of(x) for x in owners.values()}
+
+
 def stream_handle(op: str, stream) -> int:
     """Return the handle of a stream object of any library, or of an integer."""
     if isinstance(stream, int):
-        return stream
+        return 0 if stream == 1 else stream  # 1 names the default stream too
     for attribute in ("cuda_stream", "ptr", "handle"):
         value = getattr(stream, attribute, None)
         if value is not None:

@@ -45,7 +45,8 @@ class bsr_array:  # noqa: N801 - SciPy's name
     copy : bool
         Whether to copy the values. Otherwise they are shared where possible.
     blocksize : (R, C) or int, optional
-        Estimated by SciPy for dense and other sparse input if not given.
+        If not given, for dense and other sparse input the one that
+        :func:`numba_bs.files.guess_blocksize` finds.
 
     Attributes
     ----------
@@ -644,7 +645,7 @@ def _from_arrays(data, indices, indptr, shape, blocksize):
         used = indices[: int(indptr[-1])] if len(indptr) else indices
         cols = int(used.max()) + 1 if len(used) else 0
         shape = ((len(indptr) - 1) * R, cols * C)
-    layout, order = canonicalise(indptr, indices, shape, (R, C))
+    layout, order = canonicalise(indptr, indices, shape, (R, C), op=op)
     if operand.shape[-3] < len(order):
         raise ValueError(
             f"{op}: data must hold the {len(order)} blocks of indptr[-1], "
@@ -679,9 +680,12 @@ def _from_scipy(a, blocksize):
     if a.format != "bsr" or (
         blocksize and a.blocksize != tuple(np.broadcast_to(blocksize, 2))
     ):
-        if blocksize is not None:
-            blocksize = checks.blocksize("bsr_array", blocksize)
-            checks.divides("bsr_array", a.shape, blocksize)
+        if blocksize is None:
+            from .files import guess_blocksize
+
+            blocksize = guess_blocksize(a)
+        blocksize = checks.blocksize("bsr_array", blocksize)
+        checks.divides("bsr_array", a.shape, blocksize)
         a = a.tobsr(blocksize)
     return _from_arrays(a.data, a.indices, a.indptr, a.shape, None)
 
@@ -739,11 +743,10 @@ def _from_dense(dense, blocksize):
     if values.ndim != 2:
         raise ValueError(f"bsr_array: a dense array must be 2-D, got {values.ndim}-D")
     if blocksize is None:
-        blocksize = (
-            scipy.sparse.csr_array(values.astype(_sum_dtype(values.dtype)))
-            .tobsr()
-            .blocksize
-        )
+        from .files import guess_blocksize
+
+        stored = scipy.sparse.coo_array(values.astype(_sum_dtype(values.dtype)))
+        blocksize = guess_blocksize(stored)
     R, C = checks.blocksize("bsr_array", blocksize)
     checks.divides("bsr_array", values.shape, (R, C))
     rows, cols = values.shape[0] // R, values.shape[1] // C
@@ -756,9 +759,13 @@ def _from_dense(dense, blocksize):
 def blocks_of(layout, op: str = "layout") -> int:
     """Return the stored blocks of a layout; anything else is a TypeError."""
     if not _is_layout(layout):
+        hint = "Layout.from_mask(mask, blocksize) makes one of a block-level mask"
+        if isinstance(layout, bsr_array):
+            hint = "use its .layout"
+        elif scipy.sparse.issparse(layout):
+            hint = "Layout.from_scipy makes one of a BSR array"
         raise TypeError(
             f"{op}: layout must be a Layout or LayoutStack, got "
-            f"{type(layout).__name__}; Layout.from_mask(mask, blocksize) makes one of "
-            "a block-level mask"
+            f"{type(layout).__name__}; {hint}"
         )
     return operator.index(layout.blocks)

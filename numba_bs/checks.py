@@ -82,7 +82,7 @@ def structure(
     used = indices[: int(indptr[-1])]
     if used.size and (used.min() < 0 or used.max() >= block_cols):
         raise ValueError(
-            f"{op}: block columns must be in 0 ... {block_cols - 1}, "
+            f"{op}: indices must be block columns in 0 ... {block_cols - 1}, "
             f"got {used.min()} ... {used.max()}"
         )
     if max(int(indptr[-1]), block_rows, block_cols) > np.iinfo(np.int32).max:
@@ -174,6 +174,12 @@ def scalar(op: str, name: str, value, dtype: np.dtype):
     return dtype.type(value)
 
 
+def beta_needs_out(op: str, beta, out) -> None:
+    """Require an ``out`` that ``beta`` can be the factor of."""
+    if out is None and beta != 0:
+        raise ValueError(f"{op}: beta must be 0 without out, got {beta}")
+
+
 def output_dtype(op: str, natural: np.dtype, asked: np.dtype) -> None:
     """Require that a result of ``natural`` may be given as ``asked``."""
     if not np.can_cast(natural, asked, "same_kind"):
@@ -202,9 +208,7 @@ def out(op: str, out, shape: tuple, inputs: dict) -> None:
             f"{op}: elements of out must not share memory, got strides {out.strides} "
             f"for shape {out.shape}"
         )
-    for name, operand in inputs.items():
-        if _may_overlap(out, operand):
-            raise ValueError(f"{op}: out must not overlap {name} in memory")
+    disjoint(op, "out", out, inputs)
 
 
 def _overlaps_itself(operand) -> bool:
@@ -231,6 +235,22 @@ def _may_overlap(a, b) -> bool:
         return np.shares_memory(a, b, max_work=1000)
     except np.exceptions.TooHardError:
         return True
+
+
+def heads(op: str, lead: tuple, count: int) -> None:
+    """Require that the last leading axis is that of a stack's heads."""
+    if lead[-1] != count:
+        raise ValueError(
+            f"{op}: the last leading axis must be the {count} heads of the "
+            f"LayoutStack, got leading axes {tuple(lead)}"
+        )
+
+
+def disjoint(op: str, name: str, operand, others: dict) -> None:
+    """Require that ``operand`` shares no memory with the others."""
+    for other, held in others.items():
+        if _may_overlap(operand, held):
+            raise ValueError(f"{op}: {name} must not overlap {other} in memory")
 
 
 def workspace(op: str, operand, needed_bytes: int, alignment: int) -> None:

@@ -115,7 +115,9 @@ def simt_dsd(
     groups = min(_THREADS * thread_n // (threads_m * tile_n), _WARP)
     if groups == 2 and thread_m == 8:  # rather smaller register tiles than two groups
         thread_m, groups = 4, 1
-    most_k = _STAGED_BYTES // ((tile_m + tile_n) * sums.itemsize)
+    # Staging rounds rows up to whole passes of the threads: powers of two.
+    most_k = _STAGED_BYTES // ((_power_of_two(tile_m) + tile_n) * sums.itemsize)
+    most_k = _floor_power_of_two(most_k) if sums.itemsize == 16 else most_k
     tile_k = _depth(C, groups, most_k)
     # Half a vector where many columns are staged: a whole one costs the third CTA
     # (block 32: 26.4 TFLOP/s against 30.7; block 64: 34.3 against 30.9). Along k a
@@ -161,7 +163,7 @@ def simt_sdd(R: int, C: int, blocks: int, N: int, sums: np.dtype) -> SimtConfig:
     groups = max(_WARP // tile_threads, 1 if tile_threads > _WARP else 2)
     groups = min(groups, _floor_power_of_two(max(N, 1)))
     threads = tile_threads * groups
-    row_bytes = (tile_m + tile_n) * sums.itemsize
+    row_bytes = (_power_of_two(tile_m) + _power_of_two(tile_n)) * sums.itemsize
     tile_k = _TILE_K if tile_threads >= _WARP else 2 * _TILE_K
     tile_k = min(max(tile_k, groups), _STAGED_BYTES // row_bytes, max(N, 1))
     tile_k = _floor_power_of_two(tile_k)  # at most N: the kernel wants that

@@ -2,6 +2,7 @@
 
 import argparse
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser():
     parser = argparse.ArgumentParser(
-        prog="numba-bs", description=bs.__doc__, allow_abbrev=False
+        prog="numba-bs",
+        description="Block-sparse computing on NVIDIA GPUs; on the CPU where there is "
+        "none.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=bs.__version__)
     commands = parser.add_subparsers(required=True, metavar="info | demo | bench")
@@ -100,16 +104,18 @@ def _parser():
 def _blocksize(text):
     """Parse ``3x3``, or ``3`` for the same."""
     sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
         raise argparse.ArgumentTypeError(
-            f"must be two whole numbers like 3x3, got {text!r}"
+            f"must be two positive whole numbers like 3x3, got {text!r}"
         )
     return int(sides[0]), int(sides[-1])
 
 
 def _positive(text):
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(
+            f"must be a positive whole number, got {text!r}"
+        )
     return int(text)
 
 
@@ -163,7 +169,7 @@ def _print_findings(console, found):
 def _demo(arguments, console):
     from . import demo  # it loads rich's progress bars and SciPy's file formats
 
-    found = environment.findings()
+    found = [] if arguments.host else environment.findings()
     on_device = not found and not arguments.host
     try:
         if arguments.file is None:
@@ -183,6 +189,8 @@ def _demo(arguments, console):
     except (OSError, ValueError, NotImplementedError, ImportError) as error:
         print(f"numba-bs: {error}", file=sys.stderr)
         return 2
+    if arguments.plot is not None:
+        console.print(f"Layout drawn: {arguments.plot}", markup=False, soft_wrap=True)
     right = demo.run(cases, on_device=on_device, console=console)
     if on_device:
         console.print(f"Ran on the GPU: {environment.driver().gpus[0]}.")
@@ -225,7 +233,10 @@ def _bench(arguments, console):
     failed = []
     for name in names:
         command = [sys.executable, "-m", f"benchmarks.bench_{name}"]
-        console.print(" ".join(command[1:] + arguments.options), markup=False)
+        shown = shlex.join(["python", *command[1:], *arguments.options])
+        if root != Path.cwd():
+            shown = f"cd {shlex.quote(str(root))} && {shown}"
+        console.print(shown, markup=False, soft_wrap=True)
         if subprocess.run(command + arguments.options, cwd=root).returncode:
             failed.append(name)
     if failed:

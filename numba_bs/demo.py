@@ -6,6 +6,7 @@ a dense product and SciPy.
 """
 
 import importlib
+import math
 import statistics
 import threading
 import time
@@ -25,7 +26,7 @@ import numba_bs as bs
 
 from . import arrays, checks, dtypes, files, gallery
 
-_BATCH_SECONDS = 0.1  # a timed batch of calls takes at least this long
+_BATCH_SECONDS = 0.025  # a timed batch of calls takes at least this long
 _BATCHES = 3
 _DENSE_BYTES = 2**28  # a larger dense matrix is timed in part (on a GPU: 4 times this)
 _QUIET_SECONDS = 2  # the progress bar shows up after this time
@@ -38,6 +39,7 @@ class Case(NamedTuple):
     name: str
     matrix: scipy.sparse.bsr_array
     columns: int  # of the dense operand
+    notes: tuple[str, ...] = ()  # what a reader of the table should know
 
 
 class Result(NamedTuple):
@@ -94,8 +96,12 @@ def own_case(
         The file is not what it should be, ``blocksize`` does not divide the shape, or
         ``dtype`` is real and the matrix is not.
     """
-    matrix = files.read(path, key=key)
-    blocksize = blocksize or files.guess_blocksize(matrix)
+    matrix, notes = files.read_with_notes(path, key=key)
+    if blocksize is None:
+        blocksize = files.guess_blocksize(matrix)
+        R, C = (math.gcd(n, 8) for n in matrix.shape)
+        if blocksize == (1, 1) != (R, C) and Path(path).suffix.lower() == ".smtx":
+            notes[-1] += f"; it has no blocks of its own: try --blocksize {R}x{C}"
     checks.divides("demo", matrix.shape, blocksize)
     if dtype is None:
         dtype = matrix.dtype if matrix.dtype.kind in "fc" else np.float64
@@ -105,7 +111,7 @@ def own_case(
         )
     matrix = scipy.sparse.bsr_array(matrix.tobsr(blocksize), dtype=dtype)
     matrix.sum_duplicates()
-    return Case(Path(path).name, matrix, columns)
+    return Case(Path(path).name, matrix, columns, tuple(notes))
 
 
 def default_cases(on_device: bool) -> list[Case]:
@@ -134,7 +140,9 @@ def run(cases: list[Case], *, on_device: bool, console: Console) -> bool:
     for case in cases:
         with _progress(console, case.name) as advance:
             found = _measure(case, on_device, advance)
-        console.print(_table(case, found))
+        console.print(_table(case, found, on_device))
+        for note in case.notes:
+            console.print(f"Note: {note}", markup=False)
         if on_device:
             for launch in found.launches:
                 console.print(f"Kernel: {launch}", markup=False)
@@ -147,24 +155,38 @@ def save_plot(cases: list[Case], path: str | Path) -> None:
 
     Raises
     ------
-    ModuleNotFoundError
+    ImportError
         matplotlib is not installed; the message names the extra that brings it.
+    ValueError
+        The suffix is not that of a kind of picture.
+    OSError
+        The file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "--plot: matplotlib must be installed; the extra 'plot' brings it, "
-            "as does: python -m pip install matplotlib"
+    except ImportError as error:
+        raise ImportError(
+            "--plot: matplotlib must be installed; pip install 'numba-bs[plot]'"
         ) from error
     # A figure of its own, without pyplot: no window system, no global state.
     figure = Figure(figsize=(5.5 * len(cases), 5.5), layout="constrained")
+    kinds = sorted(figure.canvas.get_supported_filetypes())
+    if Path(path).suffix.lower()[1:] not in kinds:
+        raise ValueError(
+            f"--plot: path must end in .{', .'.join(kinds)}, got {str(path)!r}"
+        )
     axes = figure.subplots(1, len(cases), squeeze=False)[0]
     for case, ax in zip(cases, axes, strict=True):
         layout = bs.Layout.from_scipy(case.matrix)
         layout.plot(ax)
         ax.set_title(f"{case.name}\n{ax.get_title()}")
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise OSError(
+            f"--plot: path must be a file that can be written, got {str(path)!r} "
+            f"({error.strerror})"
+        ) from error
 
 
 # ---------------------------------------------------------------------- one case
@@ -219,7 +241,7 @@ def _measure(case, on_device, advance):
         flops *= 4
     table_bytes = 8 * layout.blocks  # block column and place of each
     moved = (host.data.nbytes + x.nbytes + grad_y.nbytes) + table_bytes
-    names = "forward", "dX", "dW"
+    names = "forward", "dX", "dA"
     columns = zip(names, seconds, dense, single, errors, strict=True)
     results = [
         Result(name, here, flops, moved, dense, scipy, error)
@@ -406,7 +428,23 @@ def _optional(name):
 # ------------------------------------------------------------------------ shown
 
 
-def _table(case, found):
+def _caption(case, found, on_device):
+    """Return what the columns of a table mean."""
+    adjoint = "^H" if case.matrix.dtype.kind == "c" else "^T"
+    parts = [
+        f"forward: Y = A X. dX: A{adjoint} dY. dA: dY X{adjoint} at the blocks of A.",
+        "time: one call that allocates its result"
+        + (", until the GPU is done." if on_device else "."),
+        "rate: counts stored blocks only. traffic: counts each array once.",
+        f"dense: {found.dense_by}. SciPy: one thread; it has no product for dA.",
+        "error: largest error over its rounding bound; at most 1 is right.",
+    ]
+    if not on_device:
+        parts.append("Small cases measure the overhead of a call.")
+    return "\n".join(parts)
+
+
+def _table(case, found, on_device):
     """Return the table of a case."""
     layout = bs.Layout.from_scipy(case.matrix)
     (M, K), (R, C) = layout.shape, layout.blocksize
@@ -414,11 +452,7 @@ def _table(case, found):
         title=f"{case.name}: A is {M} x {K} {case.matrix.dtype}, "
         f"{layout.blocks} blocks of {R}x{C}, density {layout.density:.3g}; "
         f"X has {case.columns} columns",
-        caption="Forward: Y = A X. dX = A^H dY. dW: dY X^H at the blocks of A. "
-        "Time is the host's, with the device waited for, and includes allocating the "
-        "result. Rate counts stored blocks only, traffic each array once. "
-        f"Dense: {found.dense_by}. SciPy: one thread; it has no sampled product, for "
-        "dW. Error: share of what rounding explains.",
+        caption=_caption(case, found, on_device),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

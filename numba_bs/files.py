@@ -1,12 +1,18 @@
 """Read sparse matrices from files, and find the blocks of one that has none."""
 
+import gzip
+import os
+import shutil
+import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import scipy.io
 import scipy.sparse
 
 _BLOCK_SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
+_SPARSE = "scipy.sparse.csr_array(X) makes it sparse"
 
 
 def read(
@@ -20,7 +26,7 @@ def read(
         What it holds is told by its suffix: ``.npz`` (:func:`scipy.sparse.save_npz`),
         ``.mtx`` (Matrix Market, also ``.mtx.gz``), ``.mat`` (MATLAB up to version 7),
         ``.smtx`` (the text form of the Deep Learning Matrix Collection: a layout
-        without values).
+        without values). Capitals make no difference.
     key : str, optional
         Name of the variable in a ``.mat`` file; by default its largest sparse matrix.
     seed : int, optional
@@ -36,7 +42,9 @@ def read(
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        There is no such file, or it is a directory.
+    PermissionError
+        The file may not be read.
     ValueError
         The suffix is not one of the four, the file is not what its suffix says, or it
         holds no sparse matrix (named ``key``).
@@ -58,28 +66,61 @@ def read(
     array([[1., 1., 0., 0.],
            [0., 0., 0., 1.]], dtype=float32)
     """
+    return read_with_notes(path, key=key, seed=seed)[0]
+
+
+def read_with_notes(
+    path: str | Path, *, key: str | None = None, seed: int | None = None
+) -> tuple[scipy.sparse.csr_array | scipy.sparse.bsr_array, list[str]]:
+    """As :func:`read`; return as well what was decided in the user's place.
+
+    Parameters
+    ----------
+    path, key, seed
+        As of :func:`read`.
+
+    Returns
+    -------
+    matrix : scipy.sparse.bsr_array or scipy.sparse.csr_array
+    notes : list of str
+        Which variable of several was taken; that values are made up.
+    """
     path = Path(path)
-    if key is not None and path.suffix != ".mat":
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        raise FileNotFoundError(
+            f"read: path must be a file, got the directory {str(path)!r}"
+        )
+    if key is not None and suffix != ".mat":
         raise ValueError(
             "read: key names a variable of a .mat file, "
             f"got key {key!r} for {path.name}"
         )
-    if seed is not None and path.suffix != ".smtx":
+    if seed is not None and suffix != ".smtx":
         raise ValueError(
             "read: seed makes the values of an .smtx file, which has none, "
             f"got seed {seed} for {path.name}"
         )
-    if path.suffix == ".npz":
-        return _compressed(_parse(path, scipy.sparse.load_npz), path)
-    if path.suffixes[-1:] == [".mtx"] or path.suffixes[-2:] == [".mtx", ".gz"]:
-        return _compressed(_parse(path, scipy.io.mmread, spmatrix=False), path)
-    if path.suffix == ".mat":
-        return _compressed(_largest(path, key), path)
-    if path.suffix == ".smtx":
-        return _read_smtx(path, seed)
-    raise ValueError(
-        f"read: path must end in .npz, .mtx, .mtx.gz, .mat or .smtx, got {path.name!r}"
-    )
+    if suffix == ".gz":
+        suffix = "".join(path.suffixes[-2:]).lower()
+    if suffix not in (".npz", ".mtx", ".mtx.gz", ".mat", ".smtx"):
+        raise ValueError(
+            "read: path must end in .npz, .mtx, .mtx.gz, .mat or .smtx, "
+            f"got {str(path)!r}"
+        )
+    if not path.is_file():  # SciPy's own words for it are three
+        raise FileNotFoundError(f"read: path must be a file, got {str(path)!r}")
+    if not os.access(path, os.R_OK):
+        raise PermissionError(f"read: path must be readable, got {str(path)!r}")
+    notes = []
+    if suffix == ".smtx":
+        found = _read_smtx(path, seed)
+        notes.append(f"{path.name} holds no values: they are made up")
+    elif suffix == ".mat":
+        found = _largest(path, key, notes)
+    else:
+        found = _parse(path, _load_npz if suffix == ".npz" else _load_mtx)
+    return _compressed(found, path), notes
 
 
 def guess_blocksize(a) -> tuple[int, int]:
@@ -127,14 +168,31 @@ def guess_blocksize(a) -> tuple[int, int]:
     return side, side
 
 
-def _parse(path, load, **options):
+def _load_npz(path):
+    if not zipfile.is_zipfile(path):  # NumPy would advise to unpickle it
+        raise ValueError("no zip archive")
+    return scipy.sparse.load_npz(path)
+
+
+def _load_mtx(path):
+    if path.suffix.lower() != ".gz":
+        return scipy.io.mmread(path, spmatrix=False)
+    # By way of a file: SciPy aborts the process where a stream is no Matrix Market.
+    with TemporaryDirectory() as folder, gzip.open(path) as packed:
+        plain = Path(folder, "plain.mtx")
+        with plain.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+        return scipy.io.mmread(plain, spmatrix=False)
+
+
+def _load_mat(path):
+    return scipy.io.loadmat(path, spmatrix=False)
+
+
+def _parse(path, load):
     """Call a reader of SciPy's; what it says of a broken file becomes a ValueError."""
-    if not path.is_file():  # SciPy's own words for it are three
-        raise FileNotFoundError(f"read: path must be a file, got {str(path)!r}")
     try:
-        return load(path, **options)
-    except PermissionError:
-        raise  # it says enough
+        return load(path)
     except NotImplementedError:  # MATLAB's second file format
         raise NotImplementedError(
             "read: a .mat file must be of version 7 or older, got version 7.3 (HDF5) "
@@ -143,8 +201,13 @@ def _parse(path, load, **options):
     except Exception as error:
         raise ValueError(
             f"read: {path.name} must be a {path.suffix} file with a sparse matrix, "
-            f"got {type(error).__name__}: {error}"
+            f"got {type(error).__name__}: {_without_advice(error)}"
         ) from error
+
+
+def _without_advice(error):
+    """Return what an error says; NumPy's advice to unpickle would not help."""
+    return "pickled objects" if "allow_pickle" in str(error) else error
 
 
 def _compressed(a, path):
@@ -152,31 +215,44 @@ def _compressed(a, path):
     if not scipy.sparse.issparse(a):
         raise ValueError(
             f"read: {path.name} must hold a sparse matrix, got a dense one of shape "
-            f"{np.shape(a)}"
+            f"{np.shape(a)}; {_SPARSE}"
         )
     if a.format == "bsr":
         return scipy.sparse.bsr_array(a)
     return scipy.sparse.csr_array(a)
 
 
-def _largest(path, key):
+def _largest(path, key, notes):
     """Return the variable ``key`` of a .mat file, or its largest sparse matrix."""
-    variables = _parse(path, scipy.io.loadmat, spmatrix=False)
+    variables = _parse(path, _load_mat)
     sparse = {name: v for name, v in variables.items() if scipy.sparse.issparse(v)}
     if key is None and sparse:
-        return max(sparse.values(), key=lambda a: a.nnz)
+        key = max(sparse, key=lambda name: sparse[name].nnz)
+        others = ", ".join(sorted(sparse.keys() - {key}))
+        if others:
+            notes.append(
+                f"{key} of {path.name} was taken, its largest sparse matrix; key "
+                f"names another: {others}"
+            )
     if key not in sparse:
         wanted = "a sparse matrix" if key is None else f"a sparse matrix named {key!r}"
+        other = sorted(k for k in variables.keys() - sparse if k[:2] != "__")
         raise ValueError(
             f"read: {path.name} must hold {wanted}, got sparse: {sorted(sparse)}, "
-            f"other: {sorted(k for k in variables.keys() - sparse if k[:2] != '__')}"
+            f"other: {other}" + (f"; {_SPARSE}" if other and not sparse else "")
         )
     return sparse[key]
 
 
 def _read_smtx(path, seed):
     """Read sizes, row pointers and column indices, one line each."""
-    lines = [*path.read_text().splitlines(), "", "", ""][:3]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"read: {path.name} must hold integers alone, got bytes that are no text"
+        ) from None
+    lines = [*text.splitlines(), "", "", ""][:3]
     try:
         sizes, indptr, indices = (
             np.array(line.replace(",", " ").split(), dtype=np.int64) for line in lines

@@ -1,6 +1,8 @@
 """Which blocks are stored: :class:`Layout`, and :class:`LayoutStack` for heads."""
 
+import weakref
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import scipy.sparse
@@ -96,6 +98,25 @@ class _Structure:
         return row_plan(indptr, rows, order, self.blocksize[0], self.heads)
 
     @property
+    def T(self) -> Self:  # noqa: N802 - SciPy's name
+        """The layout of the transpose; its own transpose is this one.
+
+        Kept by this one. The way back is weak, so that no cycle keeps lookup tables on
+        a device alive.
+        """
+        origin = self.__dict__.get("_origin")
+        made = origin() if origin else None
+        if made is None:
+            made = self._transposed
+        return made
+
+    @cached_property
+    def _transposed(self) -> Self:
+        made = self._make_transposed()
+        made.__dict__["_origin"] = weakref.ref(self)
+        return made
+
+    @property
     def transpose_order(self) -> np.ndarray:
         """Where the blocks of ``T``, in its order, lie in the values of this one."""
         return self._columns[2]
@@ -188,7 +209,7 @@ class Layout(_Structure):
             One element per *block*.
         blocksize : (R, C) or int
         shape : (M, K), optional
-            Checked against the mask.
+            Of the matrix. Give it, and a mask of elements is refused.
 
         Raises
         ------
@@ -198,6 +219,11 @@ class Layout(_Structure):
         """
         op = "Layout.from_mask"
         R, C = checks.blocksize(op, blocksize)
+        if scipy.sparse.issparse(mask):
+            raise TypeError(
+                f"{op}: mask must be a dense array, one element per block, got a SciPy "
+                f"{mask.format} array; from_scipy takes the structure of a BSR one"
+            )
         mask = np.asarray(mask) != 0
         if mask.ndim == 3:
             raise ValueError(
@@ -224,20 +250,19 @@ class Layout(_Structure):
     def from_scipy(cls, a) -> "Layout":
         """Return the layout of a SciPy BSR array (canonical or not)."""
         if getattr(a, "format", None) != "bsr":
+            hint = (
+                "use its .layout" if hasattr(a, "layout") else "see .tobsr(blocksize)"
+            )
             raise TypeError(
                 f"Layout.from_scipy: a must be a SciPy BSR array, got "
-                f"{type(a).__name__}; .tobsr(blocksize) makes one"
+                f"{type(a).__module__}.{type(a).__name__}; {hint}"
             )
         layout, _ = canonicalise(a.indptr, a.indices, a.shape, a.blocksize)
         return layout
 
-    @cached_property
-    def T(self) -> "Layout":  # noqa: N802 - SciPy's name
-        """The layout of the transpose; its own transpose is this one."""
+    def _make_transposed(self) -> "Layout":
         indptr, rows, _ = self._columns
-        transposed = Layout(indptr, rows, self.shape[::-1], self.blocksize[::-1])
-        transposed.__dict__["T"] = self
-        return transposed
+        return Layout(indptr, rows, self.shape[::-1], self.blocksize[::-1])
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
         """Return block row and block column of each stored block, in order."""
@@ -320,12 +345,8 @@ class LayoutStack(_Structure):
             )
         return cls(Layout.from_mask(one, blocksize) for one in mask)
 
-    @cached_property
-    def T(self) -> "LayoutStack":  # noqa: N802 - SciPy's name
-        """The stack of the transposed layouts; its own transpose is this one."""
-        transposed = LayoutStack(one.T for one in self.layouts)
-        transposed.__dict__["T"] = self
-        return transposed
+    def _make_transposed(self) -> "LayoutStack":
+        return LayoutStack(one.T for one in self.layouts)
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return head, block row and block column of each stored block, in order."""
@@ -347,13 +368,16 @@ class LayoutStack(_Structure):
         return LayoutStack, (self.layouts,)
 
 
-def canonicalise(indptr, indices, shape, blocksize) -> tuple[Layout, np.ndarray]:
+def canonicalise(
+    indptr, indices, shape, blocksize, *, op: str = "canonicalise"
+) -> tuple[Layout, np.ndarray]:
     """Sort the block columns of every row and merge those that occur twice.
 
     Parameters
     ----------
     indptr, indices, shape, blocksize
         As of :class:`Layout`, in any order and with repetitions.
+    op : what errors call the operation
 
     Returns
     -------
@@ -369,7 +393,6 @@ def canonicalise(indptr, indices, shape, blocksize) -> tuple[Layout, np.ndarray]
     >>> layout.indices, order
     (array([0, 1], dtype=int32), array([1, 0, 1]))
     """
-    op = "canonicalise"
     shape = checks.shape(op, shape)
     blocksize = checks.blocksize(op, blocksize)
     checks.divides(op, shape, blocksize)

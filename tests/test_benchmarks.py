@@ -378,6 +378,8 @@ def test_run_on_the_host(tmp_path, capsys, monkeypatch):
     code, (content,) = run(tmp_path, *only)
     assert code == 0
     header = content["header"]
+    assert content["wanted"] == {"cpu-quick": 3}
+    assert [path.name[:11] for path in tmp_path.iterdir()] == ["matmul_cpu_"]
     assert header["gpu"] is None
     assert header["commit"] == "abc"
     assert header["inputs"] == "standard normal"
@@ -416,6 +418,10 @@ def test_run_on_the_host(tmp_path, capsys, monkeypatch):
 def test_list_and_bad_options(tmp_path, capsys):
     assert bench_matmul.main(["--list", "--set", "widths"]) == 0
     assert "bf16/8192x8192x8191/b32/d0.1/uniform" in capsys.readouterr().out
+    for device, name in (("cpu", "cpu"), ("gpu", "default")):
+        assert bench_matmul.main(["--list", "--device", device]) == 0
+        names = [case.name for case in cases.SETS[name]]
+        assert capsys.readouterr().out.split() == names
     with pytest.raises(SystemExit):
         bench_matmul.main(["--ops", "sideways"])
     file = tmp_path / "r.json"
@@ -560,6 +566,29 @@ def test_report_rewrites_between_its_comments(tmp_path, capsys):
     assert report.main(options) == 2
     assert readme.read_text() == "no comments"
     assert "must stand there once" in capsys.readouterr().out
+
+
+def test_report_says_what_is_incomplete():
+    content = made_up()
+    assert report.incomplete(content) == []
+    content["wanted"] = {"quick": 5}
+    content["points"][0]["case"] = cases.SETS["quick"][0].name
+    (part,) = report.incomplete(content)
+    assert part == "stopped after 1 of 5 points of set `quick`"
+    assert f"incomplete: {part}." in report.markdown(content, "x.json")
+    # Files that do not say what was wanted: the smallest set that has their points.
+    del content["wanted"], content["points"][1:]
+    content["points"][0]["case"] = cases.SETS["default"][0].name
+    (part,) = report.incomplete(content)
+    assert part == "stopped after 1 of 48 points of set `default`"
+
+
+def test_report_without_matplotlib(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    source = tmp_path / "matmul_fake.json"
+    harness.write_json(source, made_up())
+    assert report.main([str(source), "--print", "--plot"]) == 2
+    assert "pip install 'numba-bs[plot]'" in capsys.readouterr().out
 
 
 def test_newest_result_of_each_gpu(tmp_path):

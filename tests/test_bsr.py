@@ -289,12 +289,12 @@ BAD = {
     "column_out_of_range": (
         lambda: bs.bsr_array((np.ones((1, 2, 2)), [5], [0, 1, 1]), shape=(4, 4)),
         ValueError,
-        "block columns must be in 0 ... 1, got 5 ... 5",
+        "indices must be block columns in 0 ... 1, got 5 ... 5",
     ),
     "column_below_zero": (
         lambda: bs.bsr_array((np.ones((1, 2, 2)), [-1], [0, 1, 1]), shape=(4, 4)),
         ValueError,
-        "block columns must be in 0 ... 1, got -1",
+        "indices must be block columns in 0 ... 1, got -1",
     ),
     "indptr_too_short": (
         lambda: bs.bsr_array((np.ones((1, 2, 2)), [0], [0, 1]), shape=(4, 4)),

@@ -171,7 +171,7 @@ def test_g03_every_block_size(backend, blocksize):
         (lambda: bs.bsr_array((4, 4), blocksize=(0, 2)), "blocksize must be at least"),
         (
             lambda: bs.bsr_array((np.ones((1, 2, 2)), [5], [0, 1, 1]), shape=(4, 4)),
-            "block columns must be in 0 ... 1, got 5",
+            "indices must be block columns in 0 ... 1, got 5",
         ),
     ],
     ids=["shape", "csr", "flat_values", "mismatch", "block_0", "column_5"],
@@ -454,7 +454,7 @@ def test_g11_grids_have_one_axis(launches, backend, monkeypatch):
 
     layout = bs.Layout(np.arange(G11 + 1), np.zeros(G11, int), (16 * G11, 16), 16)
     values = imagined((G11, 16, 16), np.float32)
-    options = _matmul._Options(None, 0, None)
+    options = _matmul._Options(None, 0, (), None)
     a = object.__new__(bs.bsr_array)._set(layout, None, False)
     a._described = values
     one = bs.bsr_array(np.eye(16, dtype=np.float32), blocksize=16)
@@ -557,7 +557,7 @@ def test_g12_strides_and_offsets_reach_kernels_in_64_bits(launches, backend):
     a = object.__new__(bs.bsr_array)._set(layout, None, False)
     a._described = values
     dense, out = (imagined((3, 5, 16, 4), np.int8) for _ in range(2))
-    _matmul._dsd("test", a, dense, out, 1, 0, _matmul._Options(None, 0, None))
+    _matmul._dsd("test", a, dense, out, 1, 0, _matmul._Options(None, 0, (), None))
     offsets = {
         arg.pointer - values.pointer
         for _, args in launches

@@ -1,5 +1,7 @@
 """The command line, and what it finds out about the machine."""
 
+import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -23,6 +25,8 @@ OLDER_DRIVER = H200._replace(cuda=(12, 4))
 @pytest.fixture(autouse=True)
 def ordinary_machine(monkeypatch):
     """Take away what the tests' own simulator would add to every finding."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numba.cuda")  # once, with the simulator
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
     monkeypatch.setattr(demo, "_BATCH_SECONDS", 1e-5)
 
@@ -234,6 +238,7 @@ def test_demo_by_default(monkeypatch, capsys):
     out = words(capsys.readouterr().out)
     assert "a small one: A is 54 x 54 float64" in out
     assert "Ran on the CPU, as --host asks: the reference" in out
+    assert "Note: " not in out
 
 
 def test_demo_says_why_no_gpu_ran(monkeypatch, capsys):
@@ -268,6 +273,7 @@ def test_demo_of_a_file(tmp_path, capsys):
     out = words(capsys.readouterr().out)
     assert "own.npz: A is 12 x 12 complex64, 6 blocks of 4x2" in out
     assert "X has 3 columns" in out
+    assert f"Layout drawn: {picture}" in out
     assert picture.stat().st_size > 1000
 
 
@@ -291,9 +297,9 @@ def test_demo_of_an_unusable_file(tmp_path, capsys, name):
         ("", "required: info | demo | bench"),
         ("demo --blocksize 3", "--blocksize is about FILE, which is missing"),
         ("demo --key A", "--key is about FILE, which is missing"),
-        ("demo a.mtx --blocksize 3x3x3", "must be two whole numbers like 3x3"),
-        ("demo a.mtx --blocksize 0x3", "must be two whole numbers like 3x3"),
-        ("demo a.mtx --columns 0", "must be a whole number"),
+        ("demo a.mtx --blocksize 3x3x3", "must be two positive whole numbers like 3x3"),
+        ("demo a.mtx --blocksize 0x3", "must be two positive whole numbers like 3x3"),
+        ("demo a.mtx --columns 0", "must be a positive whole number"),
         ("demo a.mtx --dtype int8", "invalid choice: 'int8'"),
     ],
 )
@@ -309,6 +315,12 @@ def test_wrong_arguments(capsys, arguments, message):
 )
 def test_blocksize_argument(text, expected):
     assert cli._blocksize(text) == expected
+
+
+def test_help_has_no_markup(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert ":func:" not in capsys.readouterr().out
 
 
 def test_version(capsys):
@@ -348,6 +360,8 @@ def checkout(tmp_path, monkeypatch):
 def test_bench_runs_the_one_that_is_named(checkout, capsys):
     assert cli.main(["bench", "fine", "--quick", "--seconds", "3"]) == 0
     assert (checkout / "ran").read_text() == "--quick --seconds 3"
+    command = "python -m benchmarks.bench_fine --quick --seconds 3\n"
+    assert capsys.readouterr().out == f"cd {checkout} && {command}"
 
 
 def test_bench_runs_all_and_says_what_failed(checkout, capfd):

@@ -55,7 +55,9 @@ CASES = {
 def test_host_is_right(case, console):
     assert demo.run([case], on_device=False, console=console)
     text = words(console)
-    for word in (case.name, "forward", "dX", "dW", "vs SciPy", "NumPy, all threads"):
+    assert "GPU" not in text
+    assert "at most 1 is right" in text
+    for word in (case.name, "forward", "dX", "dA", "vs SciPy", "NumPy, all threads"):
         assert word in text
     assert text.count(" ok") == 3
     R, C = case.matrix.blocksize
@@ -78,7 +80,7 @@ def test_kernels_are_right(name, console, monkeypatch):
     assert "Kernel: " in text or case.name == "pruned to nothing"
 
 
-@pytest.mark.parametrize("which", ["forward", "dX", "dW"])
+@pytest.mark.parametrize("which", ["forward", "dX", "dA"])
 @pytest.mark.parametrize("fault", [1.00001, np.nan])
 def test_a_wrong_result_is_called_wrong(which, fault, console, monkeypatch):
     def matmul(*args, **options):
@@ -88,7 +90,7 @@ def test_a_wrong_result_is_called_wrong(which, fault, console, monkeypatch):
         grad_a, grad_x = bs.reference.matmul_backward(*args)
         if which == "dX":
             grad_x = grad_x * fault
-        if which == "dW":
+        if which == "dA":
             grad_a.data[-1, -1, -1] *= fault
         return grad_a, grad_x
 
@@ -168,6 +170,17 @@ def test_own_case_errors(tmp_path):
         demo.own_case(tmp_path / "a.npz", dtype="float32")
 
 
+@pytest.mark.parametrize(("cols", "tip"), [(16, "8x8"), (4, "8x4"), (1, "8x1")])
+def test_own_case_without_values_and_blocks(tmp_path, cols, tip):
+    path = tmp_path / "a.SMTX"
+    path.write_text(f"8, {cols}, 1\n0 1 1 1 1 1 1 1 1\n0\n")
+    (note,) = demo.own_case(path).notes
+    assert "values: they are made up" in note
+    assert note.endswith(f"try --blocksize {tip}")
+    (note,) = demo.own_case(path, blocksize=(8, 1)).notes
+    assert "try" not in note
+
+
 @pytest.mark.parametrize(
     ("name", "blocksize"),
     [
@@ -205,7 +218,14 @@ def test_plot(tmp_path):
     assert picture[..., :3].std() > 0.1  # something is drawn
 
 
+@pytest.mark.parametrize("name", ["layout", "layout.xyz", "absent/layout.png"])
+def test_plot_to_a_bad_path(tmp_path, name):
+    pytest.importorskip("matplotlib")
+    with pytest.raises((ValueError, OSError), match=r"^--plot: path must"):
+        demo.save_plot([CASES["layer"]], tmp_path / name)
+
+
 def test_plot_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match="the extra 'plot' brings it"):
+    with pytest.raises(ImportError, match=r"numba-bs\[plot\]"):
         demo.save_plot([CASES["layer"]], tmp_path / "layout.png")

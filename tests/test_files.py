@@ -57,6 +57,27 @@ def test_mat_takes_the_largest_sparse_matrix_or_the_named_one(tmp_path, matrix):
     assert np.array_equal(files.read(path, key="small").toarray(), np.eye(3))
 
 
+def test_mat_says_which_matrix_was_taken(tmp_path, matrix):
+    path = tmp_path / "a.mat"
+    scipy.io.savemat(path, {"B": scipy.sparse.eye_array(3), "A": matrix})
+    found, (note,) = files.read_with_notes(path)
+    assert found.shape == matrix.shape
+    assert "A of a.mat was taken" in note
+    assert note.endswith("another: B")
+    assert files.read_with_notes(path, key="A")[1] == []
+
+
+def test_suffix_in_capitals(tmp_path, matrix):
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrix)
+    scipy.io.mmwrite(tmp_path / "a.mtx", matrix)
+    scipy.io.savemat(tmp_path / "a.mat", {"A": matrix})
+    zipped = gzip.compress((tmp_path / "a.mtx").read_bytes())
+    (tmp_path / "a.mtx.gz").write_bytes(zipped)
+    for name in ("a.npz", "a.mtx", "a.mat", "a.mtx.gz"):
+        path = (tmp_path / name).rename(tmp_path / name.upper())
+        assert np.allclose(files.read(path).toarray(), matrix.toarray(), rtol=1e-14)
+
+
 def test_smtx(tmp_path):
     path = tmp_path / "a.smtx"
     path.write_text("2, 4, 3\n0 2 3 \n0 1 3 \n")
@@ -150,17 +171,36 @@ def test_unknown_suffix(tmp_path, name):
 
 @pytest.mark.parametrize("suffix", [".npz", ".mtx", ".mat", ".smtx"])
 def test_missing_file(tmp_path, suffix):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="read: path must be a file"):
         files.read(tmp_path / f"absent{suffix}")
+    with pytest.raises(FileNotFoundError, match=re.escape(f"directory '{tmp_path}'")):
+        files.read(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".mat"])
-@pytest.mark.parametrize("content", [b"", b"no matrix at all, but some text\n" * 9])
+@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".mat", ".smtx"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 99, b"just text\n" * 9],
+    ids=["nothing", "no_text", "text"],
+)
 def test_broken_file(tmp_path, suffix, content):
     path = tmp_path / f"broken{suffix}"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"read: broken{suffix} must"):
+    with pytest.raises(ValueError, match=f"read: .*broken{suffix}") as caught:
         files.read(path)
+    assert "pickle" not in str(caught.value)
+    assert "codec" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff" * 99, gzip.compress(b"text\n" * 9)],
+    ids=["no_gzip", "gzip_of_text"],
+)
+def test_broken_zipped_file(tmp_path, content):
+    (tmp_path / "a.mtx.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"read: a.mtx.gz must"):
+        files.read(tmp_path / "a.mtx.gz")
 
 
 def test_dense_matrix_market(tmp_path):
@@ -171,7 +211,9 @@ def test_dense_matrix_market(tmp_path):
 
 def test_mat_without_a_sparse_matrix(tmp_path):
     scipy.io.savemat(tmp_path / "a.mat", {"x": np.ones(3)})
-    with pytest.raises(ValueError, match=re.escape("got sparse: [], other: ['x']")):
+    with pytest.raises(
+        ValueError, match=re.escape("got sparse: [], other: ['x']; scipy")
+    ):
         files.read(tmp_path / "a.mat")
 
 

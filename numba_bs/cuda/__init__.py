@@ -4,6 +4,8 @@
 Then ``matmul_dsd_simt.py`` (dense = sparse @ dense), which has every idea of this
 release: work items, tiles staged in shared memory, register tiles, thread groups.
 ``matmul_sdd_simt.py`` (the sampled product) is the same walk along another axis.
+Kernels come as ladders: a rung is one file, ``*_simt.py`` (any dtype, block and GPU) is
+the first and so far the only one.
 ``sum_partials_simt.py`` finishes both where a long sum was cut.
 ``gather_blocks_simt.py`` copies.
 
@@ -12,16 +14,20 @@ release: work items, tiles staged in shared memory, register tiles, thread group
 1. its docstring: what one CTA owns; then ``grid``, ``threads``, ``shared``, ``reads``;
 2. ``launch(config, plan, arrays, ..., stream)`` turns constants that ``choose.py``
    picked into a grid and starts the kernel; it neither checks nor allocates;
-3. ``_make_kernel``: its arguments are what is known when the kernel is compiled, in
-   capitals. A Python ``if`` on one of them leaves one branch, a ``range`` loop over
-   one is unrolled, a local array indexed by such loops lives in registers;
+3. ``_make_kernel``: its arguments, and what it computes of them, are known when the
+   kernel is compiled: sizes in capitals, dtypes and switches beside them. A Python
+   ``if`` on one of them leaves one branch, a ``range`` loop over one is unrolled, a
+   local array indexed by such loops lives in registers;
 4. the kernel: who am I, tiles, walk (stage, barrier, multiply, barrier), write. Behind
    each ``syncthreads`` stands what is true after it.
 
 **Names.** "Block" is a block of the matrix; a thread block is a CTA. ``TILE_M`` is a
 size of a CTA, ``THREAD_M`` of a thread, ``THREADS_M`` a count of threads. ``m``,
-``n``, ``k`` are places in a tile, ``r``, ``c`` in a block. ``a_smem`` is shared memory,
-``a_reg`` registers, plain ``a`` global memory, ``acc`` the running sum.
+``n``, ``k`` are places in a tile, ``r``, ``c`` in a block. An ``entry`` is a place in
+the lookup tables of ``plan.py``, a ``slot`` one in the workspace of partial sums (-1:
+none). Of the leading axes, ``batch`` is kept, ``summed`` is added up inside of the
+kernel and ``heads`` counts the layouts of a stack (``leading.py``). ``a_smem`` is
+shared memory, ``a_reg`` registers, plain ``a`` global memory, ``acc`` the running sum.
 
 **One body for all dtypes.** Values are widened to the accumulation dtype when they are
 staged and rounded once when the result is written, by functions that ``tiles.py`` makes
@@ -32,10 +38,13 @@ columns, with the last two axes of the values swapped; ``x @ A`` is it on ``x.T`
 constants ``..._ALONG_...`` tell a kernel only in which direction neighbours in memory
 lie, so that neighbouring threads can read them.
 
-**Three habits of the kernels**, because of how Numba compiles:
+**Habits of the kernels**, because of how Numba compiles:
 
 - ``index(x)`` and ``u64(x)`` around an index: a signed index may be negative, which
   costs two instructions an axis; these say that it is not.
+- A tile lies in shared memory as in global memory, along k or across
+  (``tiles.staged``), and a thread multiplies ``K_RUN`` neighbouring k at once: so both
+  are read by whole vectors, whichever way an operand lies.
 - ``while k < TILE_K`` where a loop must not be unrolled, ``range`` where it must.
 - ``device`` functions inside of a maker are inlined where they are called: they name
   a piece of the kernel, they cost nothing.
@@ -47,6 +56,11 @@ read; what pads a tile is a copy whose result is not written, or zero.
 **Below the kernels.** ``compiler.py`` is the door to Numba (casts, ``maker``, ``jit``,
 compiling without a GPU), ``launch.py`` starts a kernel, ``upload.py`` keeps lookup
 tables on the device, ``ptx.py`` declares instructions that Numba lacks and
-``ptx_emulated.py`` emulates them, ``simulator.py`` runs it all as Python threads: set
-``NUMBA_ENABLE_CUDASIM=1``, put a ``print`` or a breakpoint into any kernel, and watch.
+``ptx_emulated.py`` emulates them, ``simulator.py`` runs it all as Python threads: put a
+``print`` or a breakpoint into any kernel, set ``NUMBA_ENABLE_CUDASIM=1``, and watch::
+
+    import numpy as np, numba_bs as bs
+    from numba import cuda
+    a = bs.bsr_array(np.eye(4), blocksize=2).to_device()
+    print((a @ cuda.to_device(np.ones((4, 3)))).copy_to_host())
 """

@@ -352,6 +352,11 @@ _SOURCES = None if SIMULATED else _sources_hash()
 @functools.cache
 def _versions():
     found = [sys.version]
+    with contextlib.suppress(Exception):  # those that no package version tells
+        from cuda.core import Linker
+        from numba.cuda.cudadrv import nvvm
+
+        found += [str(Linker.which_backend()), str(nvvm.NVVM().get_version())]
     for name in _COMPILERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")

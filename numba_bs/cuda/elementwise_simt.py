@@ -54,6 +54,7 @@ def _make_kernel(operation, accumulator, x_dtype, y_dtype, out_dtype, conj_x, co
     """Compile-time: operation, dtypes, which operands count as conjugated."""
     MULTIPLY, AXPBY = operation == "multiply", operation == "axpby"
     to_sum = cast(accumulator)
+    (one,) = scalars(accumulator, accumulator.type(1))
     widen_x = make_widen(x_dtype, accumulator, conj_x)
     widen_y = make_widen(y_dtype, accumulator, conj_y)
     narrow = make_narrow(accumulator, out_dtype)
@@ -73,11 +74,20 @@ def _make_kernel(operation, accumulator, x_dtype, y_dtype, out_dtype, conj_x, co
         i, j = line // middle, line % middle
 
         if element < out.size:
-            value = to_sum(alpha * widen_x(x[i, j, k]))
+            value = widen_x(x[i, j, k])
             if MULTIPLY:
                 value = to_sum(value * widen_y(y[i, j, k]))
+            # Not with 1: complex 1 times infinity has a part that is NaN.
+            if alpha != one:
+                value = to_sum(alpha * value)
             if AXPBY:
-                value = to_sum(value + beta * widen_y(y[i, j, k]))
+                other = widen_y(y[i, j, k])
+                if beta == one:
+                    value = to_sum(value + other)
+                elif beta == -one:
+                    value = to_sum(value - other)
+                else:
+                    value = to_sum(value + beta * other)
             out[i, j, k] = narrow(value)
 
     return elementwise_simt

@@ -292,9 +292,29 @@ def is_capturing(device, stream):
     return status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 
+@contextlib.contextmanager
+def ordered(device, stream, others):
+    """Order kernels put on ``stream`` inside after and before work on the others.
+
+    After: what they read is there. Before: whoever owns a result or an operand on
+    another stream may use it, and its memory, from now on.
+    """
+    for other in others:
+        wait_for(device, stream, other)
+    yield
+    for other in others:
+        wait_for(device, other, stream)
+
+
 def wait_for(device, stream, other):
-    """Let what is put on ``stream`` from now on wait for all that ``other`` holds."""
+    """Let what is put on ``stream`` from now on wait for all that ``other`` holds.
+
+    Nothing during a capture: a graph holds what is on its own stream, and ordering
+    that with others is up to whoever replays it.
+    """
     if SIMULATED or stream == other:
+        return
+    if is_capturing(device, stream) or is_capturing(device, other):
         return
     with _current(device):
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING

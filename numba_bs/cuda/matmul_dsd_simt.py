@@ -5,14 +5,14 @@ walks the stored blocks of its work item. A step stages TILE_K of the inner dime
 (part of a block, or several small blocks) with the rows of ``b`` they meet; then each
 thread multiplies its THREAD_M rows by its THREAD_N columns out of registers. Where a
 tile is too small to give a warp work, GROUPS of threads share it: each takes every
-GROUPS-th k of a step, and their sums are added at the end, in order.
+GROUPS-th run of K_RUN k of a step, and their sums are added at the end, in order.
 
     grid     (batch * ceil(N / TILE_N) * items * ceil(R / TILE_M),)
     threads  (THREADS_M * THREADS_N * GROUPS,)
     shared   TILE_K * (TILE_M + TILE_N) items of the accumulation dtype, padded, or
-             the sums of all threads: what is larger
-    reads    each stored block once per TILE_N columns of ``b``; C rows of ``b`` per
-             stored block and ceil(R / TILE_M)
+             the sums of all threads: whichever is larger
+    reads    each stored block once for every TILE_N columns of ``b``; C rows of ``b``
+             for each of the ceil(R / TILE_M) row tiles of a stored block
 
 A work item that is a segment of a long row writes its sums to ``partial``; the kernel
 of ``sum_partials_simt.py`` adds the segments of each such row in order.
@@ -55,6 +55,7 @@ def launch(config, plan, a, b, out, partial, alpha, beta, stream):
     if 0 in (batch, items, N):
         return
     assert config.tile_n <= N, (config, N)
+    # Each group takes whole runs of neighbouring k.
     assert config.tile_k % (config.k_run * config.groups) == 0 or config.k_run == 1
     kernel = _make_kernel(
         R,
@@ -78,7 +79,8 @@ def launch(config, plan, a, b, out, partial, alpha, beta, stream):
     )
     grid = batch * ceil_div(N, config.tile_n) * items * ceil_div(R, config.tile_m)
     factors = scalars(config.accumulator, alpha, beta)
-    run(kernel, grid, stream, plan[:7], a, b, out, partial, *factors)
+    items_and_entries = plan[: plan._fields.index("split_row")]
+    run(kernel, grid, stream, items_and_entries, a, b, out, partial, *factors)
     if partial.shape[1]:
         sum_partials_simt.launch_rows(plan, partial, out, alpha, beta, stream)
 
@@ -128,6 +130,7 @@ def _make_kernel(
 
     dtype, to_sum = numba_type(accumulator), cast(accumulator)
     zero = accumulator.type(0)
+    (one,) = scalars(accumulator, accumulator.type(1))
     widen_a = make_widen(a_dtype, accumulator, conj_a)
     widen_b = make_widen(b_dtype, accumulator, conj_b)
     widen_out = make_widen(out_dtype, accumulator)
@@ -249,7 +252,8 @@ def _make_kernel(
                 if slot >= 0:
                     partial[batch, slot, row0 + m, col0 + n] = total
                 else:
-                    total = to_sum(alpha * total)
+                    if alpha != one:  # complex 1 times infinity is NaN in part
+                        total = to_sum(alpha * total)
                     if beta != 0:
                         total = to_sum(total + beta * widen_out(out_tile[m, n]))
                     out_tile[m, n] = narrow(total)

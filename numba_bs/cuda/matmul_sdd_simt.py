@@ -4,13 +4,13 @@ One CTA owns a tile of one block: TILE_M of its rows by TILE_N of its columns, a
 range of the inner dimension. It walks the range TILE_K at a time: a step stages
 TILE_K columns of ``x`` and rows of ``y``, then each thread multiplies its THREAD_M
 rows by its THREAD_N columns out of registers. A block of 32 x 32 is work for 16
-threads; so GROUPS of threads share a tile, each takes every GROUPS-th k of a step,
-and their sums are added at the end, in order.
+threads; so GROUPS of threads share a tile, each takes every GROUPS-th run of K_RUN k
+of a step, and their sums are added at the end, in order.
 
     grid     (batch * splits * blocks * tiles of a block,)
     threads  (THREADS_M * THREADS_N * GROUPS,)
     shared   TILE_K * (TILE_M + TILE_N) items of the accumulation dtype, padded, or
-             the sums of all threads: what is larger
+             the sums of all threads: whichever is larger
     reads    C + R values per k and block, 1 / TILE_N + 1 / TILE_M per product
 
 Where there are few blocks, the inner dimension is cut in ``splits`` ranges. Each
@@ -52,6 +52,7 @@ def launch(config, plan, x, y, out, partial, alpha, beta, stream):
     batch, blocks, R, C = out.shape
     N = x.shape[-1]
     splits = partial.shape[1] or 1
+    # Each group takes whole runs of neighbouring k.
     assert config.tile_k % (config.k_run * config.groups) == 0 or config.k_run == 1
     kernel = _make_kernel(
         R,
@@ -124,6 +125,7 @@ def _make_kernel(
 
     dtype, to_sum = numba_type(accumulator), cast(accumulator)
     zero = accumulator.type(0)
+    (one,) = scalars(accumulator, accumulator.type(1))
     widen_x = make_widen(x_dtype, accumulator, conj_x)
     widen_y = make_widen(y_dtype, accumulator, conj_y)
     widen_out = make_widen(out_dtype, accumulator)
@@ -241,7 +243,8 @@ def _make_kernel(
                 if partial.shape[1] > 0:
                     partial[batch, split, block, r, c] = total
                 else:
-                    total = to_sum(alpha * total)
+                    if alpha != one:  # complex 1 times infinity is NaN in part
+                        total = to_sum(alpha * total)
                     if beta != 0:
                         total = to_sum(total + beta * widen_out(out_block[r, c]))
                     out_block[r, c] = narrow(total)

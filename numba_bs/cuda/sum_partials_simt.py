@@ -53,6 +53,7 @@ def launch_blocks(partial, out, alpha, beta, stream):
 def _make_kernel(accumulator, out_dtype, ROWS):
     """Compile-time: dtypes; whether rows of a plan or all blocks are summed."""
     zero, to_sum = accumulator.type(0), cast(accumulator)
+    (one,) = scalars(accumulator, accumulator.type(1))
     widen = make_widen(out_dtype, accumulator)
     narrow = make_narrow(accumulator, out_dtype)
 
@@ -62,7 +63,8 @@ def _make_kernel(accumulator, out_dtype, ROWS):
         total = zero
         for part in range(first, last):
             total += parts[part, r, n]
-        total = to_sum(alpha * total)
+        if alpha != one:  # complex 1 times infinity is NaN in part
+            total = to_sum(alpha * total)
         if beta != 0:
             total = to_sum(total + beta * widen(out[row, n]))
         out[row, n] = narrow(total)

@@ -16,10 +16,13 @@ def scale(x, _, alpha, beta, out):
 
 
 def axpby(x, y, alpha, beta, out):
-    """Write ``out = alpha * x + beta * y``."""
-    out[...] = alpha * _sums(x, out) + beta * _sums(y, out)
+    """Write ``out = alpha * x + beta * y``; factors 1 and -1 cost no rounding."""
+    x, y = _sums(x, out), _sums(y, out)
+    x = x if alpha == 1 else alpha * x
+    out[...] = x + y if beta == 1 else x - y if beta == -1 else x + beta * y
 
 
 def multiply(x, y, alpha, beta, out):
     """Write ``out = alpha * x * y``."""
-    out[...] = alpha * _sums(x, out) * _sums(y, out)
+    product = _sums(x, out) * _sums(y, out)
+    out[...] = product if alpha == 1 else alpha * product

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import DTypeLike
 
+from .. import checks
 from ..arrays import Array
 from ..bsr import as_bsr, bsr_array
 from ..dtypes import result_dtype, sums_dtype
@@ -46,7 +47,7 @@ def matmul(
     """See :func:`numba_bs.matmul`."""
     sparse = as_bsr("matmul", "a", a)
     if sparse is None:  # x @ a = (a^T x^T)^T
-        flipped = out if out is None or out.ndim == 1 else out.swapaxes(-1, -2)
+        flipped = out if out is None or a.ndim == 1 else out.swapaxes(-1, -2)
         x = a if a.ndim == 1 else a.swapaxes(-1, -2)
         b = as_bsr("matmul", "b", b)
         y = matmul(b.T, x, out=flipped, alpha=alpha, beta=beta, dtype=dtype)
@@ -276,6 +277,7 @@ def _finish(product, out, alpha, beta, dtype):
     """Return ``alpha * product + beta * out`` rounded once, in ``out`` if given."""
     if alpha != 1:
         product *= np.asarray(alpha).astype(product.dtype)
+    checks.beta_needs_out("reference", beta, out)
     if out is None:
         return product.astype(dtype, copy=False)
     target = out if isinstance(out, np.ndarray) else np.asarray(out)

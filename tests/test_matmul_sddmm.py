@@ -485,7 +485,7 @@ BAD = {
     "one_head_in_a_longer_axis": (
         lambda: (ones(4, 6, 4), Y, layout_of(MASK[None], (2, 3))),
         ValueError,
-        "the last leading axis must be the 1 heads of layout",
+        "the last leading axis must be the 1 heads of the LayoutStack",
     ),
     "halves_mixed": (
         lambda: (X.astype(np.float16), Y.astype(bfloat16), LAYOUT),
