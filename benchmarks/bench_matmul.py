@@ -66,7 +66,7 @@ def main(argv=None) -> int:
     folder = results.path.parent
     tuned = peer_module.TUNED
     if folder.resolve() != RESULTS.resolve():
-        tuned = folder / tuned.name  # a lent machine gives back one folder
+        tuned = folder / tuned.name  # so that one folder holds all that a run leaves
     peers, missing = _choose_peers(
         find_peers(machine, tuned, options.tune_seconds), options.peers
     )

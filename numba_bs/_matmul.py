@@ -606,6 +606,8 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
     """
     if out.size == 0:
         return
+    from .cuda.launch import ordered
+
     layout = sparse._layout
     values = sparse._operand(op)
     values = values.conjugate() if conj else values
@@ -617,11 +619,11 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
         _dsd(op, sparse, dense, whole, 1, 0, options, conj)
         if only_explained("elementwise_simt", {}, "leading axes are summed in order"):
             return
-        _sum_in_order(axes, whole, out, 2, alpha, beta, options.stream)
+        with ordered(out.device, options.stream, options.others):
+            _sum_in_order(axes, whole, out, 2, alpha, beta, options.stream)
         return
 
     from .cuda import matmul_dsd_simt
-    from .cuda.launch import ordered
     from .cuda.upload import resident
 
     name = "column_plan" if sparse._transposed else "plan"
@@ -658,6 +660,8 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
     """
     if out.size == 0:
         return
+    from .cuda.launch import ordered
+
     sums = _sums(out, x, y)
     axes = LeadingAxes.of(layout, x, y, out, values=out)
     if axes.summed_afterwards:
@@ -665,11 +669,11 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
         _sdd(op, x, y, layout, whole, 1, 0, options)
         if only_explained("elementwise_simt", {}, "leading axes are summed in order"):
             return
-        _sum_in_order(axes, whole, out, 3, alpha, beta, options.stream)
+        with ordered(out.device, options.stream, options.others):
+            _sum_in_order(axes, whole, out, 3, alpha, beta, options.stream)
         return
 
     from .cuda import matmul_sdd_simt
-    from .cuda.launch import ordered
     from .cuda.upload import resident
 
     choice = choose.sdd(

@@ -67,7 +67,8 @@ class bsr_array:  # noqa: N801 - SciPy's name
     Notes
     -----
     ``.T`` and ``.mT`` are views of the same values. ``data`` may be written in place;
-    the structure may not. Nothing densifies: there is no ``__array__``.
+    the structure may not. Nothing densifies: there is no ``__array__``. ``==`` asks
+    whether two names are one array, not (as in SciPy) which elements are equal.
 
     Examples
     --------
