@@ -5,7 +5,6 @@ once. Arguments that only steer kernels (``precision``, ``variant``, ``stream``,
 ``workspace``) are taken and ignored.
 """
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -187,7 +186,9 @@ def _times(layout, values, transposed, x, sums):
     if R * C < BLAS_BLOCK or sums.kind in "iu" or x.shape[1] < BLAS_COLUMNS:
         values = values.astype(sums, copy=False)
         a = _scipy_bsr(values, layout)
-        return (a.T if transposed else a) @ x
+        a = a.T if transposed else a
+        # SciPy has a loop of its own for vectors.
+        return (a @ x[:, 0])[:, None] if x.shape[1] == 1 else a @ x
     if transposed:
         indptr, indices, order = layout._columns
         return _rows_times(indptr, indices, values[order].swapaxes(1, 2), x)
@@ -196,9 +197,14 @@ def _times(layout, values, transposed, x, sums):
 
 def _scipy_bsr(values, layout):
     """Return SciPy's array over the same memory; a Layout needs no second check."""
-    a = copy.copy(_NO_BLOCKS)
-    a.data, a.indices, a.indptr = values, layout.indices, layout.indptr
-    a._shape = layout.shape
+    a = object.__new__(scipy.sparse.bsr_array)
+    a.__dict__.update(
+        _NO_BLOCKS.__dict__,
+        data=values,
+        indices=layout.indices,
+        indptr=layout.indptr,
+        _shape=layout.shape,
+    )
     return a
 
 
