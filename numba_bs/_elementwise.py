@@ -81,10 +81,10 @@ def gather_transposed(a):
     out = arrays.describe("data", "out", result)
     if out.size:
         from .cuda import gather_blocks_simt
-        from .cuda.upload import resident_array
+        from .cuda.upload import resident
 
         stream = arrays.stream_of(base)
-        index = resident_array(a._layout, "transpose_order", base, stream)
+        index = resident(a._layout, "transpose_order", base, stream)
         gather_blocks_simt.launch(index, *_as_4d(source, out), stream)
     return result.conj() if base.conj else result
 

@@ -5,6 +5,7 @@
 ``reference/_matmul.py``. Kernels: ``cuda/matmul_dsd_*.py``, ``cuda/matmul_sdd_*.py``.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -530,10 +531,9 @@ def _on_host(function, like, out, *args, **keywords):
         return None if x is None else arrays.give_back(x, like)
 
     if out is not None:
-        view = out if isinstance(out, np.ndarray) else None
         if isinstance(out, bsr_array):
             view = out.to_host()
-        elif view is None:
+        else:
             view = arrays.describe("out", "out", out).as_array()
         function(*map(plain, args), out=view, **keywords)
         return out
@@ -568,17 +568,16 @@ def _options(op, dense, inputs, out, variant, stream, workspace) -> _Options:
             )
         return _Options(variant, 0, (), None)
     choose.check_variant(op, variant)
-    used = list(inputs.values()) if out is None else [*inputs.values(), out]
+    used = inputs if out is None else {**inputs, "out": out}
     if workspace is not None:
         workspace = arrays.describe(op, "workspace", workspace)
         checks.same_device(op, workspace=workspace, dense=dense)
-        held = inputs if out is None else {**inputs, "out": out}
-        checks.disjoint(op, "workspace", workspace, held)
-        used.append(workspace)
+        checks.disjoint(op, "workspace", workspace, used)
+        used = {**used, "workspace": workspace}
     if stream is not None:
         return _Options(variant, arrays.stream_handle(op, stream), (), workspace)
     stream = arrays.stream_of(dense)
-    others = arrays.streams_of(used) - {stream}
+    others = arrays.streams_of(used.values()) - {stream}
     return _Options(variant, stream, tuple(sorted(others)), workspace)
 
 
@@ -606,8 +605,6 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
     """
     if out.size == 0:
         return
-    from .cuda.launch import ordered
-
     layout = sparse._layout
     values = sparse._operand(op)
     values = values.conjugate() if conj else values
@@ -615,41 +612,29 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
     sums = _sums(out, values, dense)
     axes = LeadingAxes.of(layout, values, dense, out, values=values)
     if axes.summed_afterwards:
-        whole = _whole(axes, out, 2, sums, options.stream)
-        _dsd(op, sparse, dense, whole, 1, 0, options, conj)
-        if only_explained("elementwise_simt", {}, "leading axes are summed in order"):
-            return
-        with ordered(out.device, options.stream, options.others):
-            _sum_in_order(axes, whole, out, 2, alpha, beta, options.stream)
+        with _summed_in_order(axes, out, 2, sums, alpha, beta, options) as whole:
+            _dsd(op, sparse, dense, whole, 1, 0, options, conj)
         return
 
     from .cuda import matmul_dsd_simt
+    from .cuda.launch import ordered
     from .cuda.upload import resident
 
     name = "column_plan" if sparse._transposed else "plan"
     R, N = values.shape[-2], dense.shape[-1]
-    slots = plans.slots(getattr(layout, name))
     along_k = abs(dense.strides[-2]) < abs(dense.strides[-1])
     choice = choose.dsd(values.shape[-2:], N, sums, along_k, options.variant)
-    shape = (axes.longest_batch, slots, R, N)
+    parts = list(axes.parts())
+    shape = (parts[0].batch, plans.slots(getattr(layout, name)), R, N)
     if _explained("matmul_dsd", choice, shape, sums):
         return
     tables = resident(layout, name, dense, options.stream)
     partial = _workspace(op, shape, sums, dense, options)
-    alpha, beta = sums.type(alpha), sums.type(beta)
+    last = partial, sums.type(alpha), sums.type(beta), options.stream
     with ordered(dense.device, options.stream, options.others):
-        for part in axes.parts():
-            matmul_dsd_simt.launch(
-                choice.config,
-                tables,
-                part.view(values, 0),
-                part.view(dense, 1),
-                part.view(out, 2),
-                partial,
-                alpha,
-                beta,
-                options.stream,
-            )
+        for part in parts:
+            views = map(part.view, (values, dense, out), range(3))
+            matmul_dsd_simt.launch(choice.config, tables, *views, *last)
 
 
 def _sdd(op, x, y, layout, out, alpha, beta, options):
@@ -660,45 +645,32 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
     """
     if out.size == 0:
         return
-    from .cuda.launch import ordered
-
     sums = _sums(out, x, y)
     axes = LeadingAxes.of(layout, x, y, out, values=out)
     if axes.summed_afterwards:
-        whole = _whole(axes, out, 3, sums, options.stream)
-        _sdd(op, x, y, layout, whole, 1, 0, options)
-        if only_explained("elementwise_simt", {}, "leading axes are summed in order"):
-            return
-        with ordered(out.device, options.stream, options.others):
-            _sum_in_order(axes, whole, out, 3, alpha, beta, options.stream)
+        with _summed_in_order(axes, out, 3, sums, alpha, beta, options) as whole:
+            _sdd(op, x, y, layout, whole, 1, 0, options)
         return
 
     from .cuda import matmul_sdd_simt
+    from .cuda.launch import ordered
     from .cuda.upload import resident
 
     choice = choose.sdd(
         layout.blocksize, layout.blocks, x.shape[-1], sums, options.variant
     )
     splits = choice.config.splits if choice.config.splits > 1 else 0
-    shape = (axes.longest_batch, splits, layout.blocks, *layout.blocksize)
+    parts = list(axes.parts())
+    shape = (parts[0].batch, splits, layout.blocks, *layout.blocksize)
     if _explained("matmul_sdd", choice, shape, sums):
         return
     tables = resident(layout, "block_plan", x, options.stream)
     partial = _workspace(op, shape, sums, x, options)
-    alpha, beta = sums.type(alpha), sums.type(beta)
+    last = partial, sums.type(alpha), sums.type(beta), options.stream
     with ordered(x.device, options.stream, options.others):
-        for part in axes.parts():
-            matmul_sdd_simt.launch(
-                choice.config,
-                tables,
-                part.view(x, 0),
-                part.view(y, 1),
-                part.view(out, 2),
-                partial,
-                alpha,
-                beta,
-                options.stream,
-            )
+        for part in parts:
+            views = map(part.view, (x, y, out), range(3))
+            matmul_sdd_simt.launch(choice.config, tables, *views, *last)
 
 
 def _explained(kernel, choice, shape, sums) -> bool:
@@ -723,10 +695,19 @@ def _workspace(op, shape, sums, like, options) -> Operand:
     return memory._replace(dtype=sums, shape=shape, strides=strides)
 
 
-def _whole(axes, out, inner, sums, stream) -> Operand:
-    """Return an array for the product with nothing summed."""
+@contextlib.contextmanager
+def _summed_in_order(axes, out, inner, sums, alpha, beta, options):
+    """Give room for the product with nothing summed; then sum it into ``out``."""
+    from .cuda.launch import ordered
+
     shape = (*axes.full, *out.shape[-inner:])
-    return arrays.describe("matmul", "partial", arrays.empty(shape, sums, out, stream))
+    whole = arrays.empty(shape, sums, out, options.stream)
+    whole = arrays.describe("matmul", "partial", whole)
+    yield whole
+    if only_explained("elementwise_simt", {}, "leading axes are summed in order"):
+        return
+    with ordered(out.device, options.stream, options.others):
+        _sum_in_order(axes, whole, out, inner, alpha, beta, options.stream)
 
 
 def _sum_in_order(axes, whole, out, inner, alpha, beta, stream) -> None:

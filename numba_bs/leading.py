@@ -65,14 +65,8 @@ class LeadingAxes(NamedTuple):
         shape, strides = self.summed
         return self.head_summed or len(strided.merge(shape, *strides)[0]) > 1
 
-    @property
-    def longest_batch(self) -> int:
-        """The batch of every launch."""
-        shape, strides = self.kept
-        return next(strided.one_axis(shape, *strides))[1]
-
     def parts(self):
-        """Yield one :class:`Part` a launch."""
+        """Yield one :class:`Part` a launch; all have the same batch."""
         shape, strides = self.summed
         (_, summed, summed_strides), *_ = strided.one_axis(shape, *strides)
         shape, strides = self.kept

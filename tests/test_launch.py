@@ -230,6 +230,9 @@ def test_grid_of_0_starts_nothing():
     empty = to_device(np.zeros(0, np.float32))
     run(make_axpy(), 0, 0, empty, empty, np.float32(1), 0)
     run(make_axpy(), 1, 0, empty, empty, np.float32(1), 0)  # and arrays may be empty
+    x, y = (to_device(np.ones(4, np.float32)) for _ in range(2))
+    run(make_axpy(), 0, 0, x, y, np.float32(1), 4)
+    np.testing.assert_array_equal(to_host(y), np.ones(4))
 
 
 @pytest.mark.parametrize("grid", [2**31, 2**40, -1])

@@ -154,19 +154,19 @@ def staged(along_k, tile_k, rows, thread_rows, threads, groups, accumulator):
     across_passes = ceil_div(across, across_threads)
     along_room = along_passes * along_threads
     across_room = across_passes * across_threads
+    sides = (
+        (along_threads, along_passes, along_room),
+        (across_threads, across_passes, across_room),
+    )
+    of_k, of_rows = sides if along_k else reversed(sides)
+    k_threads, k_passes, k_room = of_k
+    row_threads, row_passes, row_room = of_rows
     # A whole number of vectors, and some padding: the vectors that the threads of a
     # warp read at once begin on different banks. Along k they are one row apart, and
     # one vector for each group of the warp.
     warp_groups = max(groups * WARP // threads, 1) if along_k else 1
     pitch = (ceil_div(along_room, vector) + warp_groups) * vector
     run = 1 if along_k or thread_rows % vector else vector
-    k_threads, row_threads = along_threads, across_threads
-    k_passes, row_passes = along_passes, across_passes
-    k_room, row_room = along_room, across_room
-    if not along_k:
-        k_threads, row_threads = row_threads, k_threads
-        k_passes, row_passes = row_passes, k_passes
-        k_room, row_room = row_room, k_room
     return Staged(
         along_k=along_k,
         k_threads=k_threads,

@@ -13,40 +13,36 @@ _uploading = threading.Lock()
 
 
 def resident(layout, name: str, like: Operand, stream: int):
-    """Return the plan ``name`` of ``layout`` with device arrays in place of NumPy's.
+    """Return the plan or index array ``name`` of ``layout`` on the device of ``like``.
+
+    Returns
+    -------
+    Operand for an index array; the plan's named tuple of them for a plan
 
     Raises
     ------
     RuntimeError
-        ``stream`` is being captured and the plan is not there yet.
+        ``stream`` is being captured and the tables are not there yet.
     """
-    tables = getattr(layout, name)
-    return type(tables)(*_resident(layout, name, tables, like.device, stream))
-
-
-def resident_array(layout, name: str, like: Operand, stream: int) -> Operand:
-    """Return the index array ``name`` of ``layout`` on the device of ``like``."""
-    table = np.ascontiguousarray(getattr(layout, name), np.int32)
-    return _resident(layout, name, (table,), like.device, stream)[0]
-
-
-def _resident(layout, name, tables, device, stream):
     held = layout.__dict__.setdefault("_resident", {})
-    copies = held.get((name, device))
-    if copies is None:
-        if is_capturing(device, stream):
+    tables = held.get((name, like.device))
+    if tables is None:
+        if is_capturing(like.device, stream):
             raise RuntimeError(
                 "upload: the lookup tables of a layout must be on the device before a "
                 "graph is captured; make the same call once first"
             )
         with _uploading:
-            copies = tuple(_upload(table, device) for table in tables)
+            tables = _upload(getattr(layout, name), like.device)
             if not SIMULATED:  # a copy may still be under way when its call returns
                 cuda.default_stream().synchronize()
-            held[name, device] = copies
-    return copies
+            held[name, like.device] = tables
+    return tables
 
 
-def _upload(table: np.ndarray, device: int) -> Operand:
-    owner = arrays.from_numpy(table, "numba", device)
+def _upload(tables, device: int):
+    if isinstance(tables, tuple):
+        return type(tables)(*(_upload(table, device) for table in tables))
+    index = np.ascontiguousarray(tables, np.int32)
+    owner = arrays.from_numpy(index, "numba", device)
     return Prepared(*arrays.describe("upload", "table", owner))
