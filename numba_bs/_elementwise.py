@@ -84,7 +84,7 @@ def gather_transposed(a):
         from .cuda.upload import resident
 
         stream = arrays.stream_of(base)
-        index = resident(a._layout, "transpose_order", base, stream)
+        index = resident(a._layout, base, stream, "transpose_order")
         gather_blocks_simt.launch(index, *_as_4d(source, out), stream)
     return result.conj() if base.conj else result
 

@@ -81,6 +81,11 @@ def explain(op: str, *args, **keywords) -> Explanation:
     )
 
 
+def explaining() -> bool:
+    """Whether :func:`explain` asks."""
+    return _steps.get() is not None
+
+
 def only_explained(kernel: str, constants: dict, reason: str, needed: int = 0) -> bool:
     """Note a step if :func:`explain` asks; the caller then leaves it undone."""
     steps = _steps.get()

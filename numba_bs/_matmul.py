@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from . import _prepared as prepared
 from . import arrays, checks, choose, reference, strided
 from . import plan as plans
 from ._elementwise import cast
-from ._explain import only_explained
+from ._explain import explaining, only_explained
 from .arrays import Array, Operand
 from .bsr import as_bsr, blocks_of, bsr_array, require_canonical
 from .dtypes import result_dtype, storage_dtype, sums_dtype
@@ -53,11 +54,13 @@ def matmul(
         ``beta=0`` never reads ``out``; another ``beta`` needs one.
     dtype : optional
         Of the result, if not that of ``out`` or NumPy's for the operands.
-    precision : None or "ieee"
-        "tf32" and "tf32x3" come with the tensor-core rungs.
+    precision : None, "ieee", "tf32" or "tf32x3"
+        What float32 products may lose to run on tensor cores: nothing (None, "ieee");
+        "tf32" rounds operands to 11 bits; "tf32x3" adds three products of rounded
+        parts, whose error is that of float32 (an infinity becomes NaN).
     variant : str, optional
-        Name of the one kernel to use ("simt", the first and only rung of the ladder of
-        kernels so far; "reference" on the host).
+        Name of the one kernel to use: "simt", "mma" or "wgmma" on a device,
+        "reference" on the host.
     stream : optional
         Handle or stream object of any library; the caller then orders the work.
     workspace : device array, optional
@@ -76,7 +79,7 @@ def matmul(
     ValueError
         Shapes, devices, an ``out`` that cannot be written.
     NotImplementedError
-        sparse @ sparse, ``precision`` other than IEEE, an unknown ``variant``.
+        sparse @ sparse, a ``variant`` that does not serve the call.
 
     Notes
     -----
@@ -96,7 +99,11 @@ def matmul(
            [1., 2., 3., 4.],
            [1., 2., 3., 4.]])
     """
-    op = "matmul"
+    options = alpha, beta, dtype, precision, variant
+    return prepared.call("matmul", _matmul, (a, b), out, workspace, options, stream)
+
+
+def _matmul(op, a, b, out, workspace, alpha, beta, dtype, precision, variant, stream):
     sparse, dense, flipped = _operands(op, a, b)
     values = sparse._operand(op, "b" if flipped else "a")
     names = {"b" if flipped else "a": values, "a" if flipped else "b": dense}
@@ -108,19 +115,18 @@ def matmul(
         for name, value in (("alpha", alpha), ("beta", beta))
     )
     checks.beta_needs_out(op, beta, out)
-    checks.precision(op, precision)
-    options = _options(op, dense, names, target, variant, stream, workspace)
+    options = _options(op, dense, names, target, variant, precision, stream, workspace)
     if dense.device is None:
-        return _on_host(
+        return prepared.run_reference(
             reference.matmul,
-            dense,
+            (dense, sparse.T) if flipped else (sparse, dense),
             out,
-            *((dense, sparse.T) if flipped else (sparse, dense)),
+            dense.library,
             alpha=alpha,
             beta=beta,
             dtype=given,
         )
-    result = arrays.empty(shape, given, dense) if out is None else out
+    result = prepared.empty(shape, given, dense) if out is None else out
     target = arrays.describe(op, "out", result) if out is None else target
     x, y = _as_columns(dense, target, flipped)
     _dsd(op, sparse, x, y, alpha, beta, options)
@@ -181,10 +187,17 @@ def matmul_backward(
     array([1., 2., 3., 4.])
     """
     op = "matmul_backward"
+    options = checks.needs(op, needs, ("a", "b")), precision, variant
+    inputs = grad_out, a, b
+    return prepared.call(op, _matmul_backward, inputs, None, workspace, options, stream)
+
+
+def _matmul_backward(
+    op, grad_out, a, b, _, workspace, needs, precision, variant, stream
+):
     require_canonical(op, "a", a)
     require_canonical(op, "b", b)
     sparse, dense, flipped = _operands(op, a, b)
-    needs = checks.needs(op, needs, ("a", "b"))
     of_sparse, of_dense = ("b", "a") if flipped else ("a", "b")
     values = sparse._operand(op, of_sparse)
     grad = arrays.describe(op, "grad_out", grad_out)
@@ -199,17 +212,17 @@ def matmul_backward(
             f"got {grad.shape}"
         )
     result_dtype(op, *(operand.dtype for operand in names.values()))
-    checks.precision(op, precision)
-    options = _options(op, dense, names, None, variant, stream, workspace)
+    options = _options(op, dense, names, None, variant, precision, stream, workspace)
     if dense.device is None:
         pair = (dense, sparse.T) if flipped else (sparse, dense)
-        return _on_host(
-            reference.matmul_backward, dense, None, grad, *pair, needs=needs
+        inputs = grad, *pair
+        return prepared.run_reference(
+            reference.matmul_backward, inputs, None, dense.library, needs=needs
         )
     grad_sparse = grad_dense = None
     if of_sparse in needs:
         x, g = _as_columns(dense, grad, flipped)
-        kept = arrays.empty(values.shape, values.dtype, values)
+        kept = prepared.empty(values.shape, values.dtype, values)
         target = arrays.describe(op, "grad", kept)
         turned = sparse._transposed
         pair = (x.conjugate(), g.mT) if turned else (g, x.mT.conjugate())
@@ -217,7 +230,7 @@ def matmul_backward(
         grad_sparse = sparse._view(kept)
         grad_sparse = grad_sparse.T if flipped else grad_sparse
     if of_dense in needs:
-        grad_dense = arrays.empty(dense.shape, dense.dtype, dense)
+        grad_dense = prepared.empty(dense.shape, dense.dtype, dense)
         target = arrays.describe(op, "grad", grad_dense)
         x, g = _as_columns(target, grad, flipped)
         _dsd(op, sparse.T, g, x, 1, 0, options, conj=True)
@@ -279,13 +292,19 @@ def sddmm(
     array([[3., 3., 0., 0.],
            [0., 0., 3., 3.]])
     """
-    op = "sddmm"
+    inputs, options = (x, y, layout), (alpha, beta, dtype, precision, variant)
+    return prepared.call("sddmm", _sddmm, inputs, out, workspace, options, stream)
+
+
+def _sddmm(
+    op, x, y, layout, out, workspace, alpha, beta, dtype, precision, variant, stream
+):
     blocks_of(layout, op)
     x, y = arrays.describe(op, "x", x), arrays.describe(op, "y", y)
     names = {"x": x, "y": y}
     checks.same_device(op, **names)
     shape = _sampled_shape(op, x, y, layout)
-    stored = out
+    stored, wanted = out, layout
     if out is not None:
         if not isinstance(out, bsr_array):
             raise TypeError(
@@ -303,24 +322,21 @@ def sddmm(
         for name, value in (("alpha", alpha), ("beta", beta))
     )
     checks.beta_needs_out(op, beta, out)
-    checks.precision(op, precision)
-    options = _options(op, names["x"], names, target, variant, stream, workspace)
+    options = _options(
+        op, names["x"], names, target, variant, precision, stream, workspace
+    )
     if x.device is None:
-        plain = None if out is None else out._view(out._values, transposed=False)
-        sampled = _on_host(
+        return prepared.run_reference(
             reference.sddmm,
-            names["x"],
-            plain,
-            x,
-            y,
-            layout,
+            (*names.values(), wanted),
+            out,
+            names["x"].library,
             alpha=alpha,
             beta=beta,
             dtype=given,
         )
-        return sampled if out is None else out
     if out is None:
-        stored = arrays.empty(shape, given, x)
+        stored = prepared.empty(shape, given, x)
         target = arrays.describe(op, "out", stored)
     _sdd(op, x, y, layout, target, alpha, beta, options)
     return bsr_array((stored, layout)) if out is None else out
@@ -372,13 +388,20 @@ def sddmm_backward(
            [2.]])
     """
     op = "sddmm_backward"
+    options = checks.needs(op, needs, ("x", "y")), precision, variant
+    inputs = grad_out, x, y
+    return prepared.call(op, _sddmm_backward, inputs, None, workspace, options, stream)
+
+
+def _sddmm_backward(
+    op, grad_out, x, y, _, workspace, needs, precision, variant, stream
+):
     require_canonical(op, "grad_out", grad_out)
     grad = as_bsr(op, "grad_out", grad_out)
     if grad is None:
         raise TypeError(
             f"{op}: grad_out must be a bsr_array, got {type(grad_out).__name__}"
         )
-    needs = checks.needs(op, needs, ("x", "y"))
     x, y = arrays.describe(op, "x", x), arrays.describe(op, "y", y)
     names = {"grad_out": grad._operand(op, "grad_out"), "x": x, "y": y}
     checks.same_device(op, **names)
@@ -391,17 +414,18 @@ def sddmm_backward(
             f"got {grad.leading}"
         )
     result_dtype(op, *(operand.dtype for operand in names.values()))
-    checks.precision(op, precision)
-    options = _options(op, x, names, None, variant, stream, workspace)
+    options = _options(op, x, names, None, variant, precision, stream, workspace)
     if x.device is None:
-        return _on_host(reference.sddmm_backward, x, None, grad, x, y, needs=needs)
+        return prepared.run_reference(
+            reference.sddmm_backward, (grad, x, y), None, x.library, needs=needs
+        )
     grad_x = grad_y = None
     if "x" in needs:
-        grad_x = arrays.empty(x.shape, x.dtype, x)
+        grad_x = prepared.empty(x.shape, x.dtype, x)
         target = arrays.describe(op, "grad_x", grad_x)
         _dsd(op, grad, y.mT.conjugate(), target, 1, 0, options)
     if "y" in needs:
-        grad_y = arrays.empty(y.shape, y.dtype, y)
+        grad_y = prepared.empty(y.shape, y.dtype, y)
         target = arrays.describe(op, "grad_y", grad_y)  # transposed: G^T conj(x)
         _dsd(op, grad.T, x.conjugate(), target.mT, 1, 0, options)
     return grad_x, grad_y
@@ -507,44 +531,6 @@ def _require_float(op, name, operand):
         )
 
 
-# ----------------------------------------------------------------- on the host
-
-
-def _on_host(function, like, out, *args, **keywords):
-    """Call a reference function on NumPy views; results in the library of ``like``."""
-    name = f"reference.{function.__name__}"
-    if only_explained(name, {}, "the operands are on the host"):
-        return None
-
-    def plain(x):
-        if isinstance(x, Operand):
-            return arrays.to_numpy(x)
-        return x.to_host() if isinstance(x, bsr_array) else x
-
-    def given_back(x):
-        if isinstance(x, tuple):
-            return tuple(map(given_back, x))
-        if isinstance(x, bsr_array):
-            own = _library_of_sparse(args, like)
-            values = arrays.from_numpy(x._values, own, None)
-            return x._view(values)
-        return None if x is None else arrays.give_back(x, like)
-
-    if out is not None:
-        if isinstance(out, bsr_array):
-            view = out.to_host()
-        else:
-            view = arrays.describe("out", "out", out).as_array()
-        function(*map(plain, args), out=view, **keywords)
-        return out
-    return given_back(function(*map(plain, args), **keywords))
-
-
-def _library_of_sparse(args, like):
-    """Gradients of a sparse input belong to the library of its values."""
-    return next((x.library for x in args if isinstance(x, bsr_array)), like.library)
-
-
 # --------------------------------------------------------------- on the device
 
 
@@ -552,12 +538,15 @@ class _Options(NamedTuple):
     """What steers kernels, checked once."""
 
     variant: str | None
+    precision: str | None
     stream: int
     others: tuple  # streams of other operands: ordered before and after the kernels
     workspace: Operand | None
+    reserved: int = 0  # bytes of the workspace that are in use already
 
 
-def _options(op, dense, inputs, out, variant, stream, workspace) -> _Options:
+def _options(op, dense, inputs, out, variant, precision, stream, workspace) -> _Options:
+    checks.precision(op, precision)
     if dense.device is None:
         if variant != "reference":
             choose.check_variant(op, variant)
@@ -566,7 +555,7 @@ def _options(op, dense, inputs, out, variant, stream, workspace) -> _Options:
                 f"{op}: variant={variant!r} needs device arrays; host arrays are "
                 "computed by the reference"
             )
-        return _Options(variant, 0, (), None)
+        return _Options(variant, precision, 0, (), None)
     choose.check_variant(op, variant)
     used = inputs if out is None else {**inputs, "out": out}
     if workspace is not None:
@@ -575,10 +564,11 @@ def _options(op, dense, inputs, out, variant, stream, workspace) -> _Options:
         checks.disjoint(op, "workspace", workspace, used)
         used = {**used, "workspace": workspace}
     if stream is not None:
-        return _Options(variant, arrays.stream_handle(op, stream), (), workspace)
-    stream = arrays.stream_of(dense)
+        stream = arrays.stream_handle(op, stream)
+        return _Options(variant, precision, stream, (), workspace)
+    stream = prepared.stream_of(dense)
     others = arrays.streams_of(used.values()) - {stream}
-    return _Options(variant, stream, tuple(sorted(others)), workspace)
+    return _Options(variant, precision, stream, tuple(sorted(others)), workspace)
 
 
 def _as_columns(dense: Operand, result: Operand, flipped: bool):
@@ -612,29 +602,48 @@ def _dsd(op, sparse, dense, out, alpha, beta, options, conj=False):
     sums = _sums(out, values, dense)
     axes = LeadingAxes.of(layout, values, dense, out, values=values)
     if axes.summed_afterwards:
-        with _summed_in_order(axes, out, 2, sums, alpha, beta, options) as whole:
-            _dsd(op, sparse, dense, whole, 1, 0, options, conj)
+        with _summed_in_order(op, axes, out, 2, sums, alpha, beta, options) as inner:
+            _dsd(op, sparse, dense, inner.whole, 1, 0, inner.options, conj)
         return
 
-    from .cuda import matmul_dsd_simt
-    from .cuda.launch import ordered
+    from .cuda import matmul_dsd_mma, matmul_dsd_simt, matmul_dsd_wgmma
+    from .cuda.launch import limits, ordered
     from .cuda.upload import resident
 
-    name = "column_plan" if sparse._transposed else "plan"
-    R, N = values.shape[-2], dense.shape[-1]
-    along_k = abs(dense.strides[-2]) < abs(dense.strides[-1])
-    choice = choose.dsd(values.shape[-2:], N, sums, along_k, options.variant)
-    parts = list(axes.parts())
-    shape = (parts[0].batch, plans.slots(getattr(layout, name)), R, N)
-    if _explained("matmul_dsd", choice, shape, sums):
+    parts = _views(axes, values, dense, out)
+    product = choose.Dsd(
+        parts, layout.density, beta, sums, options.precision, *limits(dense.device)
+    )
+    choice, plan, rows = _planned(op, product, sparse._transposed, options)
+    slots = plans.slots(layout._tables(*plan))
+    if slots and choice.variant == "wgmma":
+        product = product._replace(cut=True)
+        choice, plan, rows = _planned(op, product, sparse._transposed, options)
+        slots = plans.slots(layout._tables(*plan))
+    shape = (product.out.shape[0], slots, rows, dense.shape[-1])
+    if _explained("matmul_dsd", choice, shape, sums, options):
         return
-    tables = resident(layout, name, dense, options.stream)
+    kernels = {
+        "simt": matmul_dsd_simt,
+        "mma": matmul_dsd_mma,
+        "wgmma": matmul_dsd_wgmma,
+    }
+    tables = resident(layout, dense, options.stream, *plan)
     partial = _workspace(op, shape, sums, dense, options)
     last = partial, sums.type(alpha), sums.type(beta), options.stream
     with ordered(dense.device, options.stream, options.others):
         for part in parts:
-            views = map(part.view, (values, dense, out), range(3))
-            matmul_dsd_simt.launch(choice.config, tables, *views, *last)
+            kernels[choice.variant].launch(choice.config, tables, *part, *last)
+
+
+def _planned(op, product, transposed, options):
+    """Return the choice for dsd, which plan its kernel walks, rows of a slot."""
+    choice = choose.dsd(op, product, options.variant)
+    if choice.variant == "wgmma":
+        config = choice.config
+        return choice, ("group_plan", config.squares, transposed), config.group_rows
+    name = "column_plan" if transposed else "plan"
+    return choice, (name,), product.a.shape[-2]
 
 
 def _sdd(op, x, y, layout, out, alpha, beta, options):
@@ -648,64 +657,80 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
     sums = _sums(out, x, y)
     axes = LeadingAxes.of(layout, x, y, out, values=out)
     if axes.summed_afterwards:
-        with _summed_in_order(axes, out, 3, sums, alpha, beta, options) as whole:
-            _sdd(op, x, y, layout, whole, 1, 0, options)
+        with _summed_in_order(op, axes, out, 3, sums, alpha, beta, options) as inner:
+            _sdd(op, x, y, layout, inner.whole, 1, 0, inner.options)
         return
 
-    from .cuda import matmul_sdd_simt
-    from .cuda.launch import ordered
+    from .cuda import matmul_sdd_mma, matmul_sdd_simt
+    from .cuda.launch import limits, ordered
     from .cuda.upload import resident
 
-    choice = choose.sdd(
-        layout.blocksize, layout.blocks, x.shape[-1], sums, options.variant
-    )
+    parts = _views(axes, x, y, out)
+    product = choose.Sdd(parts, beta, sums, options.precision, *limits(x.device))
+    choice = choose.sdd(op, product, options.variant)
     splits = choice.config.splits if choice.config.splits > 1 else 0
-    parts = list(axes.parts())
-    shape = (parts[0].batch, splits, layout.blocks, *layout.blocksize)
-    if _explained("matmul_sdd", choice, shape, sums):
+    shape = (product.out.shape[0], splits, layout.blocks, *layout.blocksize)
+    if _explained("matmul_sdd", choice, shape, sums, options):
         return
-    tables = resident(layout, "block_plan", x, options.stream)
+    kernels = {"simt": matmul_sdd_simt, "mma": matmul_sdd_mma}
+    tables = resident(layout, x, options.stream, "block_plan")
     partial = _workspace(op, shape, sums, x, options)
     last = partial, sums.type(alpha), sums.type(beta), options.stream
     with ordered(x.device, options.stream, options.others):
         for part in parts:
-            views = map(part.view, (x, y, out), range(3))
-            matmul_sdd_simt.launch(choice.config, tables, *views, *last)
+            kernels[choice.variant].launch(choice.config, tables, *part, *last)
 
 
-def _explained(kernel, choice, shape, sums) -> bool:
+def _views(axes, x, y, out) -> list:
+    """Return the three arrays as a kernel wants them, for each launch."""
+    return [
+        tuple(part.view(each, i) for i, each in enumerate((x, y, out)))
+        for part in axes.parts()
+    ]
+
+
+def _explained(kernel, choice, shape, sums, options) -> bool:
     """Tell :func:`numba_bs.explain` of a launch, if it asks."""
-    needed = math.prod(shape) * sums.itemsize
+    needed = options.reserved + math.prod(shape) * sums.itemsize
     name = f"{kernel}_{choice.variant}"
     return only_explained(name, choice.config._asdict(), choice.reason, needed)
 
 
 def _workspace(op, shape, sums, like, options) -> Operand:
-    """Return scratch memory for partial sums, the caller's or fresh."""
+    """Return scratch memory for sums, of the caller's workspace or fresh."""
     needed = math.prod(shape) * sums.itemsize
     strides = arrays.contiguous_strides(shape, sums.itemsize)
-    memory = options.workspace
-    if needed == 0:
-        memory = like._replace(owner=None)  # never touched
+    memory, at = options.workspace, options.reserved
+    if needed == 0 or explaining():
+        memory = like._replace(pointer=0, owner=None)  # never touched
     elif memory is None:
-        fresh = arrays.empty(shape, sums, like, options.stream)
+        fresh = prepared.empty(shape, sums, like, options.stream)
         memory = arrays.describe(op, "workspace", fresh)
     else:
-        checks.workspace(op, memory, needed, sums.itemsize)
-    return memory._replace(dtype=sums, shape=shape, strides=strides)
+        checks.workspace(op, memory, at + needed, sums.itemsize)
+        memory = memory._replace(pointer=memory.pointer + at)
+    return memory._replace(dtype=sums, shape=shape, strides=strides, conj=False)
+
+
+class _Unsummed(NamedTuple):
+    """Where the product with nothing summed goes, and how it is to be computed."""
+
+    whole: Operand
+    options: _Options  # the rest of the workspace
 
 
 @contextlib.contextmanager
-def _summed_in_order(axes, out, inner, sums, alpha, beta, options):
+def _summed_in_order(op, axes, out, inner, sums, alpha, beta, options):
     """Give room for the product with nothing summed; then sum it into ``out``."""
+    shape = (*axes.full, *out.shape[-inner:])
+    whole = _workspace(op, shape, sums, out, options)
+    taken = options.reserved + math.prod(shape) * sums.itemsize
+    yield _Unsummed(whole, options._replace(reserved=taken))
+    reason = "leading axes are summed in order"
+    if only_explained("elementwise_simt", {}, reason, taken):
+        return
     from .cuda.launch import ordered
 
-    shape = (*axes.full, *out.shape[-inner:])
-    whole = arrays.empty(shape, sums, out, options.stream)
-    whole = arrays.describe("matmul", "partial", whole)
-    yield whole
-    if only_explained("elementwise_simt", {}, "leading axes are summed in order"):
-        return
     with ordered(out.device, options.stream, options.others):
         _sum_in_order(axes, whole, out, inner, alpha, beta, options.stream)
 

@@ -7,13 +7,15 @@ CuPy and torch are looked up in ``sys.modules``, never imported: who owns such a
 array has imported its library.
 """
 
+import functools
 import math
+import operator
 import sys
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .dtypes import bfloat16, words
+from .dtypes import STORAGE, bfloat16, words
 
 Array: TypeAlias = Any  # of NumPy, Numba, CuPy or torch; named in signatures
 
@@ -80,8 +82,16 @@ class Operand(NamedTuple):
         On the host (and in the simulator) it is a view of the values. For a device
         array only its geometry may be looked at: reading it is an illegal access.
         """
+        owner = self.owner
+        if type(owner) is np.ndarray and self[1:4] == _geometry(owner):
+            return owner  # an Operand of all of it, not of a view
         array = np.asarray(_Memory(self))
         return array.view(bfloat16) if self.dtype == bfloat16 else array
+
+
+def _geometry(x: np.ndarray) -> tuple:
+    """Return the three fields of an Operand that tell its views apart."""
+    return x.shape, x.strides, x.dtype
 
 
 class _Memory:
@@ -183,8 +193,14 @@ def _find_library(x) -> str | None:
     return None
 
 
+_stored = {dtype: dtype for dtype in STORAGE}
+
+
 def _dtype(op: str, name: str, dtype) -> np.dtype:
     """Two-byte void values are bfloat16: the array interface has no other name."""
+    stored = _stored.get(dtype)
+    if stored is not None:
+        return stored
     dtype = np.dtype(dtype)
     if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
         return bfloat16
@@ -195,10 +211,10 @@ def _dtype(op: str, name: str, dtype) -> np.dtype:
 
 def _describe_numpy(op, name, x) -> Operand:
     return Operand(
-        pointer=x.__array_interface__["data"][0],
-        shape=x.shape,
-        strides=x.strides,
-        dtype=_dtype(op, name, x.dtype),
+        _numpy_address(x),
+        x.shape,
+        x.strides,
+        _dtype(op, name, x.dtype),
         device=None,
         readonly=not x.flags.writeable,
         library="numpy",
@@ -213,10 +229,10 @@ def _describe_numba(op, name, x) -> Operand:
             device=0, library="numba", owner=x
         )
     return Operand(
-        pointer=x.device_ctypes_pointer.value or 0,
-        shape=x.shape,
-        strides=x.strides,
-        dtype=_dtype(op, name, x.dtype),
+        _numba_address(x),
+        x.shape,
+        x.strides,
+        _dtype(op, name, x.dtype),
         device=x.gpu_data.context.device.id,
         readonly=False,
         library="numba",
@@ -226,11 +242,11 @@ def _describe_numba(op, name, x) -> Operand:
 
 def _describe_cupy(op, name, x) -> Operand:
     return Operand(
-        pointer=x.data.ptr,
-        shape=x.shape,
-        strides=x.strides,
-        dtype=_dtype(op, name, x.dtype),
-        device=x.device.id,
+        x.data.ptr,
+        x.shape,
+        x.strides,
+        _dtype(op, name, x.dtype),
+        device=x.data.device_id,
         readonly=False,
         library="cupy",
         owner=x,
@@ -249,8 +265,7 @@ def _describe_torch(op, name, x) -> Operand:
             f"{op}: {name} must be a strided tensor, got layout {x.layout}; "
             f"numba_bs.bsr_array takes sparse ones"
         )
-    kind = x.device.type
-    if kind not in ("cpu", "cuda"):
+    if not (x.is_cpu or x.is_cuda):
         raise TypeError(f"{op}: {name} must be on cpu or cuda, got {x.device}")
     negative = x.is_neg()  # torch's lazy minus; a result can not be written through it
     if negative:
@@ -258,12 +273,13 @@ def _describe_torch(op, name, x) -> Operand:
     dtype = _torch_dtypes().get(x.dtype)
     if dtype is None:
         raise TypeError(f"{op}: {name} must have a dtype NumPy knows, got {x.dtype}")
+    itemsize = dtype.itemsize
     return Operand(
-        pointer=x.data_ptr(),
-        shape=tuple(x.shape),
-        strides=tuple(step * dtype.itemsize for step in x.stride()),
-        dtype=dtype,
-        device=None if kind == "cpu" else x.device.index,
+        x.data_ptr(),
+        tuple(x.shape),
+        tuple([step * itemsize for step in x.stride()]),
+        dtype,
+        device=None if x.is_cpu else x.get_device(),
         readonly=negative,
         library="torch",
         owner=x,
@@ -300,27 +316,36 @@ _DESCRIBE = {
     "foreign": _describe_foreign,
 }
 
-_torch_names: dict = {}
 
-
+@functools.cache
 def _torch_dtypes() -> dict:
     """Torch dtype -> NumPy dtype."""
-    if not _torch_names:
-        torch = sys.modules["torch"]
-        names = "float16 float32 float64 complex64 complex128 int8 int16 int32 int64"
-        names += " uint8 uint16 uint32 uint64 bool"
-        table = {
-            getattr(torch, name): np.dtype(name)
-            for name in names.split()
-            if hasattr(torch, name)
-        }
-        _torch_names.update({torch.bfloat16: bfloat16, **table})
-    return _torch_names
+    torch = sys.modules["torch"]
+    names = "float16 float32 float64 complex64 complex128 int8 int16 int32 int64"
+    names += " uint8 uint16 uint32 uint64 bool"
+    table = {
+        getattr(torch, name): np.dtype(name)
+        for name in names.split()
+        if hasattr(torch, name)
+    }
+    return {torch.bfloat16: bfloat16, **table}
 
 
+@functools.cache
+def _torch_strided():
+    return sys.modules["torch"].strided
+
+
+@functools.cache
 def torch_dtype(dtype: np.dtype):
     """Return torch's dtype of this name."""
     return next(theirs for theirs, ours in _torch_dtypes().items() if ours == dtype)
+
+
+@functools.cache
+def _torch_device(device: int | None):
+    where = "cpu" if device is None else f"cuda:{device}"
+    return sys.modules["torch"].device(where)
 
 
 def _pointer_device(pointer: int) -> int:
@@ -336,6 +361,72 @@ def _pointer_device(pointer: int) -> int:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise ValueError(f"array interface: {pointer:#x} is no device address")
     return int(device)
+
+
+# -------------------------------------------------------------------- signatures
+
+
+def signature(x) -> tuple | None:
+    """Return what the Operand of ``x`` is made of, all but the address, cheaply.
+
+    Library and device come first. None if it is not so cheap to tell: a list, another
+    exporter, a tensor that is refused or a lazy minus.
+    """
+    of_library = _SIGNATURE.get(_known_types.get(type(x)) or _library(type(x), x))
+    return None if of_library is None else of_library(x)
+
+
+def address(x) -> int:
+    """Return the address of an array that has a signature."""
+    return _ADDRESS[_known_types[type(x)]](x)
+
+
+def _numpy_signature(x):
+    return "numpy", None, x.shape, x.strides, x.dtype, x.flags.writeable
+
+
+def _numba_signature(x):
+    host = getattr(x, "_ary", None)  # the simulator's device array
+    if host is not None:
+        return "numba", 0, *_numpy_signature(host)
+    return "numba", x.gpu_data.context.device.id, x.shape, x.strides, x.dtype
+
+
+def _cupy_signature(x):
+    return "cupy", x.data.device_id, x.shape, x.strides, x.dtype
+
+
+def _torch_signature(x):
+    refused = x.requires_grad and sys.modules["torch"].is_grad_enabled()
+    if refused or x.is_neg() or x.layout is not _torch_strided():
+        return None
+    device = None if x.is_cpu else x.get_device()
+    return "torch", device, x.shape, x.stride(), x.dtype, x.is_conj()
+
+
+def _numpy_address(x):
+    return x.__array_interface__["data"][0]
+
+
+def _numba_address(x):
+    host = getattr(x, "_ary", None)
+    if host is not None:
+        return _numpy_address(host)
+    return x.device_ctypes_pointer.value or 0
+
+
+_SIGNATURE = {
+    "numpy": _numpy_signature,
+    "numba": _numba_signature,
+    "cupy": _cupy_signature,
+    "torch": _torch_signature,
+}
+_ADDRESS = {
+    "numpy": _numpy_address,
+    "numba": _numba_address,
+    "cupy": operator.attrgetter("data.ptr"),
+    "torch": operator.methodcaller("data_ptr"),
+}
 
 
 # ------------------------------------------------------------ making and moving
@@ -365,8 +456,7 @@ def _on_stream(like: Operand, stream: int):
 def make_empty(shape: tuple, dtype: np.dtype, library: str, device: int | None):
     """Return an uninitialised C-order array of ``library`` on ``device``."""
     if library == "torch":
-        torch = sys.modules["torch"]
-        where = "cpu" if device is None else f"cuda:{device}"
+        torch, where = sys.modules["torch"], _torch_device(device)
         return torch.empty(shape, dtype=torch_dtype(dtype), device=where)
     if device is None:
         return np.empty(shape, dtype)

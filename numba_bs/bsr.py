@@ -5,6 +5,7 @@ NumPy, Numba, CuPy or torch, on the host or a device, and decide where an operat
 runs.
 """
 
+import functools
 import operator
 import warnings
 
@@ -407,15 +408,11 @@ class bsr_array:  # noqa: N801 - SciPy's name
 
     def __matmul__(self, other):
         """Return ``self @ other``; see :func:`numba_bs.matmul`."""
-        from ._matmul import matmul
-
-        return matmul(self, other) if _multiplies(other) else NotImplemented
+        return _matmul()(self, other) if _multiplies(other) else NotImplemented
 
     def __rmatmul__(self, other):
         """Return ``other @ self``; see :func:`numba_bs.matmul`."""
-        from ._matmul import matmul
-
-        return matmul(other, self) if _multiplies(other) else NotImplemented
+        return _matmul()(other, self) if _multiplies(other) else NotImplemented
 
     def dot(self, other):
         """Return ``self @ other``."""
@@ -527,12 +524,19 @@ def _is_number(x) -> bool:
     )
 
 
+@functools.cache
+def _matmul():
+    from ._matmul import matmul  # which imports this module
+
+    return matmul
+
+
 def _multiplies(x) -> bool:
     """Whether ``@`` should take ``x`` (and raise if it does not fit)."""
     return (
-        isinstance(x, (bsr_array, list, tuple))
+        arrays.is_array(x)
+        or isinstance(x, (bsr_array, list, tuple))
         or scipy.sparse.issparse(x)
-        or arrays.is_array(x)
     )
 
 

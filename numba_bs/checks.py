@@ -269,14 +269,10 @@ def workspace(op: str, operand, needed_bytes: int, alignment: int) -> None:
 
 
 def precision(op: str, value) -> None:
-    """Require IEEE products: no rung of this release rounds to TF32."""
+    """Require the name of a precision of float32 products."""
     if value not in (None, "ieee", "tf32", "tf32x3"):
         raise ValueError(
             f"{op}: precision must be 'ieee', 'tf32' or 'tf32x3', got {value!r}"
-        )
-    if value in ("tf32", "tf32x3"):
-        raise NotImplementedError(
-            f"{op}: precision={value!r} is not served in this release; 'ieee' works"
         )
 
 

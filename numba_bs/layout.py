@@ -8,7 +8,18 @@ import numpy as np
 import scipy.sparse
 
 from . import checks
-from .plan import BlockPlan, RowPlan, row_plan, table
+from .plan import (
+    BlockPlan,
+    GroupPlan,
+    RowPlan,
+    Squares,
+    StripPlan,
+    Strips,
+    group_plan,
+    row_plan,
+    strip_plan,
+    table,
+)
 
 
 class _Structure:
@@ -96,6 +107,26 @@ class _Structure:
         """Lookup tables that walk block columns: ``A.T @ b`` on A's own values."""
         indptr, rows, order = self._columns
         return row_plan(indptr, rows, order, self.blocksize[0], self.heads)
+
+    def group_plan(self, squares: Squares, transposed: bool) -> GroupPlan:
+        """Lookup tables of squares, for ``A @ b`` or ``A.T @ b``; heads have none."""
+        entries = (self.indptr, self.indices, np.arange(self.blocks))
+        entries = self._columns if transposed else entries
+        blocksize = self.blocksize[::-1] if transposed else self.blocksize
+        return group_plan(*entries, blocksize, transposed, squares)
+
+    def strip_plan(self, strips: Strips) -> StripPlan:
+        """Lookup tables of strips of columns, for ``sddmm``; heads have none."""
+        return strip_plan(self.indptr, self.indices, self.shape, self.blocksize, strips)
+
+    def _tables(self, name: str, *args):
+        """Return the tables of an attribute, or of a method; those are kept."""
+        if not args:
+            return getattr(self, name)
+        kept = self.__dict__.setdefault("_kept_tables", {})
+        if (name, args) not in kept:
+            kept[name, args] = getattr(self, name)(*args)
+        return kept[name, args]
 
     @property
     def T(self) -> Self:  # noqa: N802 - SciPy's name

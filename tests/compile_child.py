@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
     maker: Callable  # a function that the child can import by its name
     args: tuple  # of the maker
-    signature: tuple[str, ...]  # "float32[:, :]" is an array, "int64" a scalar
+    signature: tuple[str, ...]  # "float32[:, :]", "int64", "TensorMap"
     capability: tuple[int, int] = (9, 0)
 
 
@@ -122,12 +122,27 @@ def _facts(job):
     start = time.perf_counter()
     try:
         kernel = job.maker(*job.args)
-        signature = tuple(map(parse_type, job.signature))
+        signature = parse_signature(job.signature)
         compiled = compiler.compile(kernel, signature, job.capability)
     except Exception:
         return {"error": traceback.format_exc()}
     facts = {**of_ptx(compiled.ptx), **of_log(compiled.log)}
     return {**facts, "seconds": time.perf_counter() - start}
+
+
+def parse_signature(texts):
+    """Return Numba types; "TensorMap" knows which of the flat parameters it is."""
+    from numba_bs.cuda.compiler import TensorMapType
+
+    signature, parameters = [], 0
+    for text in texts:
+        if text == "TensorMap":
+            signature.append(TensorMapType(parameters))
+        else:
+            signature.append(parse_type(text))
+        axes = text.count(":")
+        parameters += 5 + 2 * axes if axes else 1 + text.startswith("complex")
+    return tuple(signature)
 
 
 def parse_type(text):

@@ -389,16 +389,12 @@ def only_the_ends(monkeypatch):
         pytest.skip("a GPU runs all of a grid")
     from numba_bs.cuda import simulator
 
-    class Ends(simulator.Cta):
-        def __init__(self, function, grid_dim, block_dim, debug):
-            super().__init__(function, grid_dim, block_dim, debug)
-            self.ctas = grid_dim[0]
-
+    class Ends(simulator.Machine):
         def run(self, grid_point, *args):
-            if not 2 <= grid_point[0] < self.ctas - 2:
+            if not 2 <= grid_point[0] < self.grid_dim[0] - 2:
                 super().run(grid_point, *args)
 
-    monkeypatch.setattr(simulator, "Cta", Ends)
+    monkeypatch.setattr(simulator, "Machine", Ends)
 
 
 @pytest.mark.simulator
@@ -454,7 +450,7 @@ def test_g11_grids_have_one_axis(launches, backend, monkeypatch):
 
     layout = bs.Layout(np.arange(G11 + 1), np.zeros(G11, int), (16 * G11, 16), 16)
     values = imagined((G11, 16, 16), np.float32)
-    options = _matmul._Options(None, 0, (), None)
+    options = _matmul._Options(None, None, 0, (), None)
     a = object.__new__(bs.bsr_array)._set(layout, None, False)
     a._described = values
     one = bs.bsr_array(np.eye(16, dtype=np.float32), blocksize=16)
@@ -557,7 +553,7 @@ def test_g12_strides_and_offsets_reach_kernels_in_64_bits(launches, backend):
     a = object.__new__(bs.bsr_array)._set(layout, None, False)
     a._described = values
     dense, out = (imagined((3, 5, 16, 4), np.int8) for _ in range(2))
-    _matmul._dsd("test", a, dense, out, 1, 0, _matmul._Options(None, 0, (), None))
+    _matmul._dsd("test", a, dense, out, 1, 0, _matmul._Options(None, None, 0, (), None))
     offsets = {
         arg.pointer - values.pointer
         for _, args in launches

@@ -15,7 +15,8 @@ pytest.importorskip("numba.cuda")
 
 from compile_child import Job, compile_all
 
-from numba_bs import choose, cuda
+from numba_bs import cuda
+from numba_bs.choose import simt
 from numba_bs.cuda import (
     elementwise_simt,
     gather_blocks_simt,
@@ -54,7 +55,7 @@ def dsd(blocksize, N, dtypes, lie=AX, capability=HOPPER, conj=False):
     """Return the job of dsd with the constants that choose.py picks."""
     a, b, out = dtypes
     sums = np.result_type(accumulator(np.result_type(a, b)), accumulator(out))
-    config = choose.simt_dsd(*blocksize, N, sums, along_k=lie[1])
+    config = simt.simt_dsd(*blocksize, N, sums, along_k=lie[1])
     args = (*blocksize, *config[:6], config.k_run, sums, a, b, out, conj, False, *lie)
     signature = [array(np.int32, 1)] * 7
     signature += [array(a, 5), array(b, 5), array(out, 4), array(sums, 4)]
@@ -66,7 +67,7 @@ def sdd(blocksize, dtypes, lie=AX, capability=HOPPER, conj=False):
     """Return the job of sdd with the constants that choose.py picks."""
     x, y, out = dtypes
     sums = np.result_type(accumulator(np.result_type(x, y)), accumulator(out))
-    config = choose.simt_sdd(*blocksize, 1000, 8192, sums)
+    config = simt.simt_sdd(*blocksize, 1000, 8192, sums)
     args = (*blocksize, *config[:6], config.k_run, sums, x, y, out, conj, False, *lie)
     signature = [array(np.int32, 1)] * 3
     signature += [array(x, 5), array(y, 5), array(out, 4), array(sums, 5), "int64"]

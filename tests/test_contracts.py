@@ -7,7 +7,8 @@ import pytest
 from backends import EACH, SIMULATED, Exporter, device_copy
 
 import numba_bs as bs
-from numba_bs import arrays, choose
+from numba_bs import arrays, plan
+from numba_bs.choose import simt
 from numba_bs.dtypes import STORAGE, accumulator
 
 MASK = np.array([[1, 0], [1, 1]])
@@ -77,6 +78,43 @@ def test_a_workspace_overlaps_nothing(backend, rng):
         np.testing.assert_array_equal(
             arrays.to_numpy(arrays.describe("test", "x", x)), before
         )
+
+
+@pytest.mark.parametrize("backend", EACH[1:])
+def test_what_is_summed_in_order_goes_to_the_workspace_too(backend, rng, monkeypatch):
+    # Heads are summed in order, and a block column is long enough to be cut.
+    mask = np.zeros((2, 40, 8))
+    mask[:, :, 0] = mask[:, 0, :] = 1  # of its columns, one is long
+    layout = bs.LayoutStack.from_mask(mask, (64, 1))
+    blocks = rng.standard_normal((layout.blocks, 64, 1))
+    a = backend.place(bs.bsr_array((blocks, layout)))
+    x, g = (backend.place(rng.standard_normal(s)) for s in ((8, 1), (2, 2560, 1)))
+    args = (g, a, x)
+    explained = bs.explain("matmul_backward", *args, needs="b")
+    whole, partial = 2 * 8 * 8, plan.slots(layout.column_plan) * 8
+    assert partial > 0
+    assert explained.workspace_bytes == whole + partial
+    scratch = []
+    monkeypatch.setattr(arrays, "empty", recorder(scratch, arrays.empty))
+    with backend.computing():
+        first, again = (bs.matmul_backward(*args, needs="b")[1] for _ in range(2))
+        assert len(scratch) == 6  # the gradient and two of scratch
+        workspace = backend.place(np.zeros(whole + partial, np.uint8))
+        given = [
+            bs.matmul_backward(*args, needs="b", workspace=workspace)[1]
+            for _ in range(2)
+        ]
+    assert len(scratch) == 8
+    for each in (again, *given):
+        np.testing.assert_array_equal(backend.take(each), backend.take(first))
+    small = backend.place(np.zeros(whole + partial - 8, np.uint8))
+    with pytest.raises(ValueError, match=f"at least {whole + partial} bytes"):
+        bs.matmul_backward(*args, needs="b", workspace=small)
+
+
+def recorder(calls, function):
+    """Return ``function``, which now keeps its arguments."""
+    return lambda *args: (calls.append(args), function(*args))[1]
 
 
 @in_simulator
@@ -228,8 +266,8 @@ def test_tiles_fit_shared_memory_for_every_block_size(sums):
             for N in (1, 17, 64, 1000):
                 for left in (False, True):
                     for right in (False, True):
-                        dsd = choose.simt_dsd(R, C, N, sums, right)
-                        sdd = choose.simt_sdd(R, C, 100, N, sums)
+                        dsd = simt.simt_dsd(R, C, N, sums, right)
+                        sdd = simt.simt_sdd(R, C, 100, N, sums)
                         for config in (dsd, sdd):
                             needed = items(config, left, right) * sums.itemsize
                             assert needed <= 48 * 1024, (R, C, N, left, right, config)

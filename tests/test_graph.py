@@ -50,6 +50,26 @@ def test_a_captured_step_computes_again_on_new_values():
     assert torch.equal(grad_x, x_again)
 
 
+def test_prepared_calls_are_captured_like_first_ones():
+    layout, values, x, grad_y = problem(2)
+    y = torch.empty(128, 40, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            expected = step(layout, values, x, grad_y, y)
+    torch.cuda.synchronize()
+    right = y.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(layout, values, x, grad_y, y)
+    y.fill_(float("nan"))
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, right)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_a_capture_before_the_first_call_says_so():
     layout, values, x, _ = problem(1)
     a, y = bs.bsr_array((values, layout)), torch.empty(128, 40, device="cuda")

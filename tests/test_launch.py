@@ -23,7 +23,7 @@ from numba_bs.cuda.compiler import (
     numba_type,
     u32,
 )
-from numba_bs.cuda.launch import Prepared, ceil_div, flatten, run
+from numba_bs.cuda.launch import Table, ceil_div, flatten, run
 from numba_bs.cuda.simulator import converter
 from numba_bs.dtypes import STORAGE, bfloat16, is_complex, is_integer
 
@@ -339,14 +339,55 @@ def test_integer_casts_wrap_alike_everywhere(target):
 # -------------------------------------------------------------------- the parameters
 
 
-def test_parameters_of_a_prepared_operand():
+def test_a_table_is_an_operand():
     x = describe("test", "x", np.zeros((3, 4), np.float32))._replace(device=1)
-    prepared = Prepared(*x)
     for args in ((x, 5, x), (5, (x, np.complex64(1j)))):
-        again = tuple(prepared if arg is x else arg for arg in args)
+        again = tuple(Table(*x) if arg is x else arg for arg in args)
         assert flatten(again) == flatten(args)
-    moved = prepared._replace(pointer=64)
-    assert flatten((moved,))[0][4] == 64
+
+
+def test_a_launch_can_be_made_again_for_other_arrays():
+    started = []
+    x = describe("test", "x", np.zeros((3, 4), np.float32))
+    y, table = (x._replace(pointer=p, owner=object()) for p in (1000, 2000))
+    empty = x._replace(shape=(0, 4), owner=None)
+    args = (y.view((2,), (4,), 8), 5, Table(*table), x, empty)
+    parameters, moving = [], []
+    launch._flatten(args, parameters, [], moving)
+    made = launch.Launch(lambda *call: started.append(call), parameters, moving)
+    sources = {id(x.owner): (0, x.pointer), id(y.owner): (2, y.pointer)}
+    again = made.repeatable(sources)
+    again.start(7, [x.pointer, None, y.pointer])
+    again.start(7, [64, None, 128])
+    moved = [arg._replace(pointer=0) if arg is empty else arg for arg in args]
+    assert started[0] == (7, flatten(moved)[0])
+    moved[0], moved[3] = moved[0]._replace(pointer=136), x._replace(pointer=64)
+    assert started[1] == (7, flatten(moved)[0])
+    assert made.repeatable({id(x.owner): (0, x.pointer)}) is None  # whose is y?
+
+
+def test_a_parameter_may_be_made_of_an_address():
+    x = describe("test", "x", np.zeros(3, np.float32))
+    moving = [launch.Moving(0, x, hex)]
+    made = launch.Launch(lambda _, parameters: started.append(parameters), [""], moving)
+    started = []
+    made.repeatable({id(x.owner): (0, x.pointer - 16)}).start(0, [0x100])
+    assert started == [["0x110"]]
+
+
+@needs_kernels
+def test_a_recorded_launch_repeats(rng, schedule):
+    values = rng.standard_normal((4, 200)).astype(np.float32)
+    x, y, other_x, other_y = map(to_device, values)
+    with launch.recording() as record:
+        run(make_axpy(), ceil_div(200, 64), 0, x, y, np.float32(0.5), 200)
+    run(make_axpy(), 1, 0, x, other_x, np.float32(0), 64)  # not recorded
+    (made,) = record
+    again = made.repeatable({id(a.owner): (i, a.pointer) for i, a in enumerate((x, y))})
+    again.start(0, [other_x.pointer, other_y.pointer])
+    np.testing.assert_array_equal(
+        to_host(other_y), values[3] + np.float32(0.5) * values[2]
+    )
 
 
 def test_key_tells_kernels_apart():

@@ -838,12 +838,12 @@ BAD = {
         ValueError,
         "precision must be 'ieee', 'tf32' or 'tf32x3', got 'fp8'",
     ),
-    "precision_not_served": (
-        lambda: (A, X, {"precision": "tf32"}),
-        NotImplementedError,
-        "'ieee' works",
-    ),
     "variant": (lambda: (A, X, {"variant": "wgmma"}), NotImplementedError, "variant"),
+    "unknown_variant": (
+        lambda: (A, X, {"variant": "fast"}),
+        NotImplementedError,
+        "variant",
+    ),
 }
 bad = pytest.mark.parametrize(
     ("make_call", "error", "match"), BAD.values(), ids=list(BAD)
@@ -978,9 +978,9 @@ BAD_GRADIENTS = {
     ),
     "two_dense": (lambda: (G, G, X), TypeError, "must be a bsr_array"),
     "precision": (
-        lambda: (G, A, X, {"precision": "tf32x3"}),
-        NotImplementedError,
-        "precision='tf32x3' is not served",
+        lambda: (G, A, X, {"precision": "bf16x3"}),
+        ValueError,
+        "precision must be",
     ),
 }
 

@@ -497,9 +497,9 @@ BAD = {
     "alpha": (lambda: (X, Y, LAYOUT, {"alpha": 1j}), TypeError, "alpha must be real"),
     "dtype": (lambda: (X, Y, LAYOUT, {"dtype": int}), TypeError, "given as int64"),
     "precision": (
-        lambda: (X, Y, LAYOUT, {"precision": "tf32"}),
-        NotImplementedError,
-        "'ieee' works",
+        lambda: (X, Y, LAYOUT, {"precision": "tf16"}),
+        ValueError,
+        "precision must be",
     ),
     "variant": (
         lambda: (X, Y, LAYOUT, {"variant": "mma"}),

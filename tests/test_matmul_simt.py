@@ -19,9 +19,10 @@ from patterns import (
 )
 
 import numba_bs as bs
-from numba_bs import arrays, choose
+from numba_bs import arrays
 from numba_bs import plan as plans
-from numba_bs.choose import SimtConfig
+from numba_bs.choose import simt
+from numba_bs.choose.simt import SimtConfig
 from numba_bs.dtypes import accumulator, bfloat16
 
 pytest.importorskip("numba.cuda")
@@ -154,7 +155,7 @@ def check(exact_of, run, plan, config, layout, left, right, out, **more):
 def check_dsd(layout, a, b, out, config=None, plan=None, **more):
     """Run dsd and require that it is right; return it."""
     if config is None:
-        config = choose.simt_dsd(*layout.blocksize, b.shape[-1], sums_of(a, b, out))
+        config = simt.simt_dsd(*layout.blocksize, b.shape[-1], sums_of(a, b, out))
     plan = plan or layout.plan
     return check(exact_dsd, run_dsd, plan, config, layout, a, b, out, **more)
 
@@ -163,7 +164,7 @@ def check_sdd(layout, x, y, out, config=None, **more):
     """Run sdd and require that it is right; return it."""
     if config is None:
         sizes = (*layout.blocksize, layout.blocks, x.shape[-1])
-        config = choose.simt_sdd(*sizes, sums_of(x, y, out))
+        config = simt.simt_sdd(*sizes, sums_of(x, y, out))
     plan = layout.block_plan
     return check(exact_sdd, run_sdd, plan, config, layout, x, y, out, **more)
 
@@ -247,7 +248,7 @@ def test_the_transposed_product(device, rng):
     a, b, out = dsd_case(rng, transposed, 4)
     kept = np.empty((1, 1, layout.blocks, *layout.blocksize), F32)
     kept[:, :, order] = a.mT
-    config = choose.simt_dsd(*transposed.blocksize, 4, F32)
+    config = simt.simt_dsd(*transposed.blocksize, 4, F32)
     result = run_dsd(config, layout.column_plan, kept.mT, b, out)
     exact = exact_dsd(transposed, a, b, F32)
     magnitude = exact_dsd(transposed, np.abs(a), np.abs(b), F32)
@@ -307,11 +308,11 @@ def test_what_choose_picks_fits_shared_memory(sums):
     for R in sizes:
         for C in sizes:
             for N in (1, 3, 8, 17, 64, 100, 8192):
-                config = choose.simt_dsd(R, C, N, sums)
+                config = simt.simt_dsd(R, C, N, sums)
                 assert config.tile_n <= N
                 check_constants(config, config.tile_m, R)
             for N in (0, 1, 100, 8192):
-                config = choose.simt_sdd(R, C, 5, N, sums)
+                config = simt.simt_sdd(R, C, 5, N, sums)
                 check_constants(config, config.tile_m, R)
                 check_constants(config, config.tile_n, C)
                 assert (config.splits - 1) * config.tile_k < max(N, 1)
@@ -331,9 +332,9 @@ def check_constants(config, tile, size):
 
 
 def test_a_long_sum_is_cut_by_its_shape_alone():
-    config = choose.simt_sdd(16, 16, 1, 100_000, F32)
+    config = simt.simt_sdd(16, 16, 1, 100_000, F32)
     assert config.splits > 100
-    assert choose.simt_sdd(16, 16, 100_000, 100_000, F32).splits == 1
+    assert simt.simt_sdd(16, 16, 100_000, 100_000, F32).splits == 1
 
 
 # -------------------------------------------------------------------- leading axes
@@ -401,7 +402,7 @@ def test_what_is_not_stored_does_not_leak(device, rng, bad):
     layout = small((2, 3))
     a, b, out = dsd_case(rng, layout, 4)
     b[..., :3, :] = bad
-    config = choose.simt_dsd(2, 3, 4, F32)
+    config = simt.simt_dsd(2, 3, 4, F32)
     result = run_dsd(config, layout.plan, a, b, out)
     assert not np.isfinite(result[..., :2, :]).any()
     assert np.isfinite(result[..., 2:4, :]).all()
@@ -494,7 +495,7 @@ def test_the_same_bits_whatever_runs_first(rng):
     layout = small((8, 5))
     a, b, out = dsd_case(rng, layout, 7)
     x, y, sampled = sdd_case(rng, layout, 40)
-    dsd = choose.simt_dsd(8, 5, 7, F32)
+    dsd = simt.simt_dsd(8, 5, 7, F32)
     sdd = SimtConfig(8, 8, 8, 4, 4, 4, F32, splits=3)
     from numba_bs.cuda.simulator import schedule
 

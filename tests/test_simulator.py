@@ -270,6 +270,69 @@ def test_addresses_elsewhere_are_refused():
         start(past_the_end, 1, np.zeros(1))
 
 
+def test_places_and_chunks_of_shared_memory():
+    def kernel(out):
+        shared = simulator.this_cta().shared
+        a = cuda.shared.array(8, int32)
+        a[1], a[4] = 7, 9
+        base = shared.address(a)
+        out[0] = shared.bytes[shared.place(base + 4, 4, "test")].view(np.int32)[0]
+        chunks = shared.chunks(base + np.array([16, 0]), "test")
+        words = shared.bytes.reshape(-1, 16)[chunks].view(np.int32)
+        out[1], out[2] = words[0, 0], words[1, 1]
+
+    out = np.zeros(3, np.int64)
+    start(kernel, 1, out)
+    assert out.tolist() == [7, 9, 7]
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "match"),
+    [
+        (2, 4, "test: the shared address must be a multiple of 4, got"),
+        (32, 4, "test: shared addresses must be within"),
+        (-16, 16, "test: shared addresses must be within"),
+    ],
+)
+def test_places_outside_of_shared_memory_are_refused(offset, size, match):
+    def kernel(out):
+        shared = simulator.this_cta().shared
+        a = cuda.shared.array(8, int32)
+        shared.place(shared.address(a) + offset, size, "test")
+
+    with pytest.raises(SimulatedError, match=match):
+        start(kernel, 1, np.zeros(1))
+
+
+def test_async_proxy_sees_stores_after_a_fence():
+    def kernel(out):
+        shared = simulator.this_cta().shared
+        a = cuda.shared.array(4, int32)
+        place = shared.place(shared.address(a), 4, "test")
+        a[0] = 5
+        out[0] = shared.seen[place].view(np.int32)[0]
+        shared.fence_async()
+        out[1] = shared.seen[place].view(np.int32)[0]
+
+    out = np.zeros(2, np.int64)
+    start(kernel, 1, out)
+    assert out.tolist() == [-1, 5]
+
+
+def test_global_memory_by_address():
+    def kernel(x, out):
+        address = simulator.global_address(x[1])
+        out[0] = simulator.global_bytes(address + 4, 4, "test").view(np.int32)[0]
+        with pytest.raises(SimulatedError, match="test: global addresses must be in"):
+            simulator.global_bytes(address + 12, 4, "test")
+        with pytest.raises(SimulatedError, match="got 4 bytes at"):
+            simulator.global_bytes(address - 4, 4, "test")
+
+    x, out = np.arange(9, dtype=np.int32).reshape(3, 3), np.zeros(1)
+    start(kernel, 1, x, out)
+    assert out[0] == 4
+
+
 def test_more_than_48_kib_of_fixed_shape_is_refused():
     def kernel(out):
         cuda.shared.array(48 * 256, float32)
@@ -424,19 +487,19 @@ def test_lane_that_its_mask_leaves_out_is_refused():
 class Copy:
     """Emulates a copy ``out[index] = value``, and where a thread waits for it."""
 
-    def __init__(self, out, index, value):
+    def __init__(self, out, index, value, engine="copy"):
         self.waiters, self.done = [], False
-        self.cta = simulator.this_cta()
+        self.machine = simulator.this_machine()
 
         def copy():
             out[index] = value
             self.done = True
-            self.cta.wake(self)
+            self.machine.wake(self)
 
-        self.cta.later("copy", copy)
+        self.machine.later(engine, copy)
 
     def wait(self):
-        self.cta.wait(self, lambda: self.done)
+        self.machine.wait(self, lambda: self.done)
 
     def __str__(self):
         return "the copy"
@@ -473,6 +536,15 @@ def test_work_under_way_at_the_end_is_refused():
 
     with pytest.raises(SimulatedError, match="ended with 1 pieces of copy work to do"):
         start(kernel, 1, np.zeros(1))
+
+
+def test_what_needs_nothing_of_the_cta_is_done_after_its_end():
+    def kernel(out):
+        Copy(out, cuda.threadIdx.x, out[0] + 1, "drain")
+
+    out = np.zeros(2)
+    start(kernel, 2, out)
+    assert out.tolist() == [1, 1]  # late: both threads saw 0
 
 
 @pytest.mark.parametrize("seed", range(3))

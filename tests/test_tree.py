@@ -25,7 +25,7 @@ MODULES = {
 LAYERS = (
     ("checks", "dtypes", "plan", "strided", "_explain", "_plot"),
     ("arrays", "layout"),
-    ("bsr", "choose", "leading", "patterns"),
+    ("bsr", "choose.*", "leading", "patterns"),
     ("reference.*", "cuda.*"),
     ("families",),
     ("files", "gallery", "environment"),
@@ -34,7 +34,9 @@ LAYERS = (
     ("__main__", "__init__"),
 )
 KERNELS = [
-    name for name in MODULES if re.fullmatch(r"cuda\.\w+_(simt|mma|wgmma)", name)
+    name
+    for name in MODULES
+    if re.fullmatch(r"cuda\.(?!tiles_)\w+_(simt|mma|wgmma)", name)
 ]
 
 

@@ -1,18 +1,28 @@
 """CUDA kernels in Python, and what starts them: a guide to reading them.
 
 **Where to begin.** ``elementwise_simt.py``: one thread per element, nothing shared.
-Then ``matmul_dsd_simt.py`` (dense = sparse @ dense), which has every idea of this
-release: work items, tiles staged in shared memory, register tiles, thread groups.
-``matmul_sdd_simt.py`` (the sampled product) is the same walk along another axis.
-Kernels come as ladders: a rung is one file, ``*_simt.py`` (any dtype, block and GPU) is
-the first and so far the only one.
-``sum_partials_simt.py`` finishes both where a long sum was cut.
-``gather_blocks_simt.py`` copies.
+Then ``matmul_dsd_simt.py`` (dense = sparse @ dense): work items, tiles staged in shared
+memory, register tiles, thread groups. ``matmul_sdd_simt.py`` (the sampled product) is
+the same walk along another axis. ``sum_partials_simt.py`` finishes both where a long
+sum was cut. ``gather_blocks_simt.py`` copies.
+
+**The ladder.** Kernels of a product come as rungs, one file a rung, each with what is
+new against the one below; all compute the same. ``choose`` takes the first that serves
+a call, from the top; ``variant=`` names one.
+
+- ``*_simt.py``: threads multiply. Any dtype, block size and GPU.
+- ``*_mma.py``: a warp multiplies 16 by 8 by 16 in one instruction (``mma.sync``), out
+  of registers that ``ldmatrix`` fills; what comes next from global memory is on its way
+  meanwhile (``cp.async``). 16-bit floats, float64, float32 with ``precision="tf32"`` or
+  ``"tf32x3"``; compute capability 8.0. ``tiles_mma.py`` is what its two files share.
+- ``*_wgmma.py``: four warps multiply 64 rows by up to 256 columns straight out of
+  shared memory (``wgmma``), which one instruction filled (TMA); warps that load and
+  warps that multiply meet at barriers in memory. 16-bit floats; compute capability 9.0.
 
 **A kernel file** holds one kernel and reads from top to bottom:
 
 1. its docstring: what one CTA owns; then ``grid``, ``threads``, ``shared``, ``reads``;
-2. ``launch(config, plan, arrays, ..., stream)`` turns constants that ``choose.py``
+2. ``launch(config, plan, arrays, ..., stream)`` turns constants that ``choose``
    picked into a grid and starts the kernel; it neither checks nor allocates;
 3. ``_make_kernel``: its arguments, and what it computes of them, are known when the
    kernel is compiled: sizes in capitals, dtypes and switches beside them. A Python
@@ -47,7 +57,10 @@ lie, so that neighbouring threads can read them.
   are read by whole vectors, whichever way an operand lies.
 - ``while k < TILE_K`` where a loop must not be unrolled, ``range`` where it must.
 - ``device`` functions inside of a maker are inlined where they are called: they name
-  a piece of the kernel, they cost nothing.
+  a piece of the kernel, they cost nothing. ``inlined_late`` ones are inlined by LLVM:
+  for code that is called so often that Numba would take a minute.
+- Sums are in registers only if each has a fixed index: ``tiles.in_turn`` unrolls what a
+  loop would not.
 
 **What is sure.** No atomics: sums are added in one fixed order, so the same call gives
 the same bits. No early return before a barrier. Nothing past the end of an operand is
@@ -56,7 +69,9 @@ read; what pads a tile is a copy whose result is not written, or zero.
 **Below the kernels.** ``compiler.py`` is the door to Numba (casts, ``maker``, ``jit``,
 compiling without a GPU), ``launch.py`` starts a kernel, ``upload.py`` keeps lookup
 tables on the device, ``ptx.py`` declares instructions that Numba lacks and
-``ptx_emulated.py`` emulates them, ``simulator.py`` runs it all as Python threads: put a
+``ptx_emulated.py`` emulates them, ``fragments.py`` says which lane holds which element
+and how shared memory is swizzled, ``tensor_map.py`` tells the copy engine about an
+array, ``simulator.py`` runs it all as Python threads: put a
 ``print`` or a breakpoint into any kernel, set ``NUMBA_ENABLE_CUDASIM=1``, and watch::
 
     import numpy as np, numba_bs as bs

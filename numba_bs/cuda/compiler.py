@@ -33,6 +33,7 @@ from numba.cuda.np.numpy_support import from_dtype
 
 from ..arrays import Operand
 from ..dtypes import bfloat16, words
+from .tensor_map import TensorMap
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 STATIC_SHARED_LIMIT = 48 * 1024  # bytes of a CTA; dynamic ones have the device's limit
@@ -44,6 +45,15 @@ uint8, uint16, uint32, uint64 = types.uint8, types.uint16, types.uint32, types.u
 
 if SIMULATED:
     from . import simulator
+
+
+class TensorMapType(types.Type):
+    """A tensor map (``tensor_map.py``) as parameter of a kernel, passed by value."""
+
+    def __init__(self, parameter):
+        super().__init__(f"TensorMap({parameter})")
+        self.parameter = parameter  # its place among the parameters
+
 
 # --------------------------------------------------------------- what kernels call
 
@@ -84,15 +94,23 @@ device = (
 )
 
 
+# The same for what is called so often that inlining its source would take a minute:
+# Numba compiles it once, and LLVM inlines it.
+inlined_late = (
+    simulator.device_function if SIMULATED else cuda.jit(device=True, forceinline=True)
+)
+
+
 class Kernel:
     """A kernel function with what a launch of it needs; made by :func:`jit`."""
 
-    __slots__ = ("dynamic_shared", "function", "key", "ready", "threads")
+    __slots__ = ("alone", "dynamic_shared", "function", "key", "ready", "threads")
 
-    def __init__(self, function, threads, dynamic_shared):
+    def __init__(self, function, threads, dynamic_shared=0, alone=False):
         self.function = function
         self.threads = threads  # of a CTA, one number an axis
         self.dynamic_shared = dynamic_shared  # bytes
+        self.alone = alone
         self.key = None  # (module, maker, arguments), set by the maker
         self.ready = {}  # what launch.py prepared, by types of arguments and device
 
@@ -100,7 +118,7 @@ class Kernel:
         return f"<kernel {self.key or self.function.__qualname__}>"
 
 
-def jit(threads, dynamic_shared=0):
+def jit(threads, dynamic_shared=0, alone=False):
     """Make a kernel of a function; nothing is compiled yet.
 
     Parameters
@@ -109,13 +127,17 @@ def jit(threads, dynamic_shared=0):
         Threads of a CTA. The compiler may use all registers they leave each other.
     dynamic_shared : int
         Bytes of ``cuda.shared.array(0, dtype)``.
+    alone : bool
+        No other CTA shares its multiprocessor. Then ptxas knows how many registers a
+        thread begins with, without which it drops ``setmaxnreg`` and runs ``wgmma``
+        one after the other.
     """
     threads = threads if isinstance(threads, tuple) else (threads,)
     if len(threads) > 3 or min(threads) < 1 or math.prod(threads) > 1024:
         raise ValueError(f"jit: a CTA must have 1 to 1024 threads, got {threads}")
     if dynamic_shared < 0:
         raise ValueError(f"jit: dynamic_shared must be bytes, got {dynamic_shared}")
-    return lambda function: Kernel(function, threads, dynamic_shared)
+    return lambda function: Kernel(function, threads, dynamic_shared, alone)
 
 
 # What may be an argument of a maker: its repr says all there is, in every process.
@@ -157,7 +179,7 @@ def _check_constants(name, values):
 def leaves(args):
     """Yield the arguments of a kernel: tuples are passed element by element."""
     for arg in args:
-        if isinstance(arg, tuple) and not isinstance(arg, Operand):
+        if isinstance(arg, tuple) and not isinstance(arg, (Operand, TensorMap)):
             yield from leaves(arg)
         else:
             yield arg
@@ -168,11 +190,16 @@ _SCALARS = (np.float32, np.float64, np.complex64, np.complex128)
 
 def signature_of(args):
     """Return Numba's types of these arguments of ``launch.run``."""
-    signature = []
+    signature, parameters = [], 0
     for arg in leaves(args):
         if isinstance(arg, Operand):
             dtype = numba_type(arg.dtype)
             signature.append(types.Array(dtype, len(arg.shape), "A"))
+            parameters += 5 + 2 * len(arg.shape)
+            continue
+        parameters += 2 if isinstance(arg, np.complexfloating) else 1
+        if isinstance(arg, TensorMap):
+            signature.append(TensorMapType(parameters - 1))
         elif type(arg) is int:
             signature.append(int64)
         elif type(arg) in _SCALARS:
@@ -220,29 +247,65 @@ def compile(kernel, signature, capability=(9, 0)):
         raise RuntimeError(
             "compile: the simulator must be off, got NUMBA_ENABLE_CUDASIM=1"
         )
-    suffix = "a" if capability >= (9, 0) else ""
     _check_capability(capability)
-    with _addressing():
-        ptx, _ = cuda.compile(
-            kernel.function,
-            signature,
-            cc=(*capability, suffix) if suffix else capability,
-            device=False,
-            abi="numba",
-            launch_bounds=math.prod(kernel.threads),
-            debug=False,  # this and the next: not what the environment says
-            opt=True,
-        )
+    ptx = _by_numba(kernel, signature, capability, "ptx")
     fixed = sum(map(int, re.findall(r"\.shared .*\[(\d+)\];", ptx)))
     if fixed > STATIC_SHARED_LIMIT:  # ptxas refuses for some capabilities only
         raise NotImplementedError(
             f"compile: shared memory of fixed shape must fit {STATIC_SHARED_LIMIT} "
             f"bytes a CTA, got {fixed}; more must be dynamic"
         )
+    if kernel.alone and _links_whole_programs():
+        # Of PTX, nvJitLink since CUDA 13.1 makes an object that others may call into,
+        # with the loss that ``alone`` is there to avoid.
+        code = _by_numba(kernel, signature, capability, "ltoir")
+        cubin, log = _link(code, _target(capability))
+        # Numba numbers what it compiles: the name is not the one in the PTX.
+        pattern = rf"\.text\.(\w*{kernel.function.__name__}\w*)\0".encode()
+        (name,) = set(re.findall(pattern, cubin))
+        return Compiled(ptx, cubin, name.decode(), log)
+    cubin, log = _link(ptx.encode(), _target(capability))
     name = ptx.split(".entry ", 1)[1].split("(", 1)[0].strip()
-    arch = f"sm_{capability[0]}{capability[1]}{suffix}"
-    cubin, log = _link(ptx, arch)
     return Compiled(ptx, cubin, name, log)
+
+
+def _by_numba(kernel, signature, capability, output):
+    suffix = "a" if capability >= (9, 0) else ""
+    threads = math.prod(kernel.threads)
+    capability = (*capability, suffix) if suffix else capability
+    with _addressing(), _for_device_functions(capability):
+        code, _ = cuda.compile(
+            kernel.function,
+            signature,
+            cc=capability,
+            device=False,
+            abi="numba",
+            launch_bounds=(threads, 1) if kernel.alone else threads,
+            debug=False,  # this and the next: not what the environment says
+            opt=True,
+            output=output,
+        )
+    return code
+
+
+def _target(capability):
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability >= (9, 0) else ''}"
+
+
+@contextlib.contextmanager
+def _for_device_functions(capability):
+    """Let Numba compile device functions for ``capability``, not the current GPU."""
+    from types import SimpleNamespace
+
+    from numba.cuda import dispatcher
+
+    before = dispatcher.get_current_device
+    stated = SimpleNamespace(compute_capability=capability)
+    dispatcher.get_current_device = lambda: stated
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = before
 
 
 @contextlib.contextmanager
@@ -296,21 +359,32 @@ def _check_capability(capability):
         )
 
 
-def _link(ptx, arch):
+def _links_whole_programs():
+    """Return whether the linker takes NVVM's intermediate code: nvJitLink does."""
+    from cuda.core import Linker
+
+    return "nvjitlink" in str(Linker.which_backend()).lower()
+
+
+def _link(code, arch):
     """Return cubin and log. The linker is nvJitLink if installed, else the driver's."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     linker = None
     try:
-        code = ObjectCode.from_ptx(ptx.encode())
-        linker = Linker(code, options=LinkerOptions(arch=arch, verbose=True))
+        whole = not code.lstrip().startswith(b"//")  # PTX begins with a comment
+        make = ObjectCode.from_ltoir if whole else ObjectCode.from_ptx
+        options = LinkerOptions(
+            arch=arch, verbose=True, link_time_optimization=True if whole else None
+        )
+        linker = Linker(make(code), options=options)
         cubin = linker.link("cubin").code
         return bytes(cubin), linker.get_info_log().rstrip("\0\n ")
     except Exception as error:
         text = str(error).rstrip("\0\n ")  # holds the linker's log
         raise RuntimeError(
-            f"compile: the linker must accept the PTX, got {text}; if it is older than "
-            "the compiler: pip install -U 'numba-cuda[cu13]' (or [cu12], what the "
+            f"compile: the linker must accept the code, got {text}; if it is older "
+            "than the compiler: pip install -U 'numba-cuda[cu13]' (or [cu12], what the "
             "driver serves) brings both of one CUDA version"
         ) from error
     finally:
@@ -399,8 +473,8 @@ def _cache_path(kernel, signature, capability):
         return None
     if kernel.key[0].rpartition(".")[0] != __package__:
         return None
-    threads, shared = kernel.threads, kernel.dynamic_shared
-    parts = (_SOURCES, _versions(), kernel.key, threads, shared, signature, capability)
+    launch = (kernel.threads, kernel.dynamic_shared, kernel.alone)
+    parts = (_SOURCES, _versions(), kernel.key, launch, signature, capability)
     return folder / hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
 

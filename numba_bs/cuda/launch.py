@@ -15,11 +15,17 @@ float scalar         one
 
 In the simulator the same arguments become arrays again and Numba's dispatcher starts
 the kernel on the machine of ``simulator.py``.
+
+Under :func:`recording` every launch is kept besides. What changes from call to call is
+where arrays lie: :meth:`Launch.repeatable` says which parameters follow from whose
+address, and :meth:`Repeatable.start` makes the same launch for other addresses.
 """
 
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
+from contextvars import ContextVar
 from math import prod
 from typing import NamedTuple
 
@@ -27,6 +33,7 @@ import numpy as np
 
 from ..arrays import Operand
 from .compiler import SIMULATED, cuda, leaves, load, signature_of
+from .tensor_map import TensorMap
 
 MAX_GRID = 2**31 - 1  # CTAs along x
 
@@ -65,52 +72,119 @@ def run(kernel, grid, stream, *args):
             f"{kernel.function.__name__}: the grid must have 0 to {MAX_GRID} CTAs, "
             f"got {grid}; split the operands"
         )
-    if SIMULATED:
-        _simulate(kernel, grid, args)
-    else:
-        _launch(kernel, grid, stream, args)
+    made = (_simulated if SIMULATED else _ready)(kernel, grid, args)
+    made.start(stream, made.parameters)
+    record = _record.get()
+    if record is not None:
+        record.append(made)
 
 
 def flatten(args):
     """Return the parameters of a kernel, and a key of their types and device."""
     parameters, key = [], []
-    _flatten(args, parameters, key)
+    _flatten(args, parameters, key, [])
     return parameters, tuple(key)
 
 
-def _flatten(args, parameters, key):
+def _flatten(args, parameters, key, moving):
     for arg in args:
         kind = type(arg)
-        if kind is Operand:  # most of the host cost of a launch is these lines
+        if isinstance(arg, Operand):
+            moving.append(Moving(len(parameters) + 4, arg, int))
             pointer, shape, strides, dtype, device = arg[:5]
             parameters += 0, 0, prod(shape), dtype.itemsize, pointer
             parameters += shape
             parameters += strides
             key += dtype, len(shape), device
-        elif kind is Prepared:
-            made = arg.flat
-            parameters += made[0]
-            key += made[1]
-        elif kind is int:
-            parameters.append(arg)
-            key.append(int)
         elif kind is np.complex64 or kind is np.complex128:
             parameters += arg.real, arg.imag
             key.append(kind)
+        elif kind is TensorMap:
+            moving.append(Moving(len(parameters), arg.operand, arg.at))
+            parameters.append(arg.at(arg.operand.pointer))
+            key.append(kind)
         elif isinstance(arg, tuple):
-            _flatten(arg, parameters, key)
+            _flatten(arg, parameters, key, moving)
         else:
             parameters.append(arg)
             key.append(kind)
 
 
-class Prepared(Operand):
-    """An Operand whose parameters are made once: for a table of many launches."""
+class Table(Operand):
+    """An Operand that stays where it is: a lookup table, which its layout keeps."""
 
-    @functools.cached_property
-    def flat(self):
-        """The same as of an Operand: parameters, key."""
-        return flatten((Operand(*self),))
+
+# ------------------------------------------------------------------ the same again
+
+_record: ContextVar[list | None] = ContextVar("record", default=None)
+
+
+@contextlib.contextmanager
+def recording():
+    """Give the list to which every :class:`Launch` made meanwhile is added."""
+    record = []
+    token = _record.set(record)
+    try:
+        yield record
+    finally:
+        _record.reset(token)
+
+
+class Moving(NamedTuple):
+    """A parameter that is made of the address of an array."""
+
+    position: int  # of the parameter
+    operand: Operand
+    make: Callable  # of the address; ``int`` where it is the address itself
+
+
+class Launch(NamedTuple):
+    """A kernel that is ready to be started: compiled, loaded, arguments flattened."""
+
+    start: Callable  # of stream and parameters
+    parameters: list
+    moving: list  # of Moving, one for each array
+
+    def repeatable(self, sources):
+        """Return the launch without its arrays; None if one is of unknown origin.
+
+        Parameters
+        ----------
+        sources : dict
+            id of an array's owner -> (which of the addresses to come, its address)
+        """
+        parameters, patches = self.parameters.copy(), []
+        for position, operand, make in self.moving:
+            if isinstance(operand, Table):
+                continue
+            parameters[position] = None  # holds no array, and is not used by mistake
+            if operand.size == 0:
+                parameters[position] = make(0)
+            elif id(operand.owner) in sources:
+                source, address = sources[id(operand.owner)]
+                patches.append((position, source, operand.pointer - address, make))
+            else:
+                return None
+        return Repeatable(self.start, parameters, tuple(patches))
+
+
+class Repeatable(NamedTuple):
+    """A launch that waits for the addresses of its arrays. Several threads may use it.
+
+    A patch is a position among the parameters, which address is its source, how many
+    bytes further the array begins, and what makes the parameter of that.
+    """
+
+    launch: Callable  # of stream and parameters
+    parameters: list
+    patches: tuple
+
+    def start(self, stream, addresses):
+        """Start the kernel for arrays at these addresses; return at once."""
+        parameters = self.parameters.copy()
+        for position, source, offset, make in self.patches:
+            parameters[position] = make(addresses[source] + offset)
+        self.launch(stream, parameters)
 
 
 # --------------------------------------------------------------------- on a GPU
@@ -123,26 +197,32 @@ if not SIMULATED:
 _preparing = threading.RLock()
 
 
-class _Ready(NamedTuple):
+class _Code(NamedTuple):
     """What one kernel needs on one device, for one signature."""
 
-    code: object  # cuda.core.Kernel
+    kernel: object  # cuda.core.Kernel
     context: object  # CUcontext, the device's primary one
     context_handle: int
     device: int
 
 
-def _launch(kernel, grid, stream, args):
-    parameters, key = flatten(args)
-    ready = kernel.ready.get(key) or _prepare(kernel, key, args)
+def _ready(kernel, grid, args) -> Launch:
+    parameters, key, moving = [], [], []
+    _flatten(args, parameters, key, moving)
+    key = tuple(key)
+    code = kernel.ready.get(key) or _prepare(kernel, key, args)
     config = _config(grid, kernel.threads, kernel.dynamic_shared)
-    stream = _stream(ready.device, stream)
-    if int(driver.cuCtxGetCurrent()[1]) == ready.context_handle:
-        core_launch(stream, config, ready.code, *parameters)
+    return Launch(functools.partial(_launch, code, config), parameters, moving)
+
+
+def _launch(code, config, stream, parameters):
+    stream = _stream(code.device, stream)
+    if int(driver.cuCtxGetCurrent()[1]) == code.context_handle:
+        core_launch(stream, config, code.kernel, *parameters)
         return
-    _check(driver.cuCtxPushCurrent(ready.context))
+    _check(driver.cuCtxPushCurrent(code.context))
     try:
-        core_launch(stream, config, ready.code, *parameters)
+        core_launch(stream, config, code.kernel, *parameters)
     finally:
         _check(driver.cuCtxPopCurrent())
 
@@ -159,7 +239,8 @@ def _stream(device, handle):
 
 def _prepare(kernel, key, args):
     """Compile, load and set up a kernel for the device of its arguments."""
-    devices = {arg.device for arg in leaves(args) if isinstance(arg, Operand)}
+    operands = [getattr(arg, "operand", arg) for arg in leaves(args)]
+    devices = {each.device for each in operands if isinstance(each, Operand)}
     name = kernel.function.__name__
     if len(devices) != 1 or None in devices:
         raise ValueError(
@@ -170,11 +251,11 @@ def _prepare(kernel, key, args):
         if key in kernel.ready:  # another thread was faster
             return kernel.ready[key]
         entry, cubin = load(kernel, signature_of(args), capability(device))
-        code = _load_code(entry, cubin)
-        _allow_shared(kernel, code, device)
+        loaded = _load_code(entry, cubin)
+        _allow_shared(kernel, loaded, device)
         context = _primary_context(device)
-        ready = kernel.ready[key] = _Ready(code, context, int(context), device)
-    return ready
+        code = kernel.ready[key] = _Code(loaded, context, int(context), device)
+    return code
 
 
 def _load_code(entry, cubin):
@@ -273,6 +354,11 @@ def shared_limit(device):
     return _attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
 
 
+def limits(device):
+    """Return what the choice of a kernel depends on: capability, shared_limit."""
+    return capability(device), shared_limit(device)
+
+
 def multiprocessors(device):
     """Return how many multiprocessors the device has."""
     if SIMULATED:
@@ -346,13 +432,45 @@ if SIMULATED:
 _simulating = threading.Lock()  # Numba's simulator runs one kernel at a time
 
 
-def _simulate(kernel, grid, args):
+def _simulated(kernel, grid, args) -> Launch:
+    """Return the launch; its parameters are the arguments, its arrays Operands."""
     _check_shared(kernel, 0)
     signature_of(args)  # refuses what the GPU would
-    arguments = [
-        FakeCUDAArray(arg.as_words().as_array()) if isinstance(arg, Operand) else arg
-        for arg in leaves(args)
+    parameters = list(leaves(args))
+    moving = [
+        Moving(position, arg, functools.partial(_moved, arg._replace(owner=None)))
+        for position, arg in enumerate(parameters)
+        if isinstance(arg, Operand)
     ]
+    moving += [
+        Moving(position, arg.operand, functools.partial(_map_moved, arg))
+        for position, arg in enumerate(parameters)
+        if isinstance(arg, TensorMap)
+    ]
+    return Launch(functools.partial(_simulate, kernel, grid), parameters, moving)
+
+
+def _moved(operand, address):
+    return operand._replace(pointer=address)
+
+
+def _map_moved(tensor_map, address):
+    return tensor_map._replace(operand=_moved(tensor_map.operand, address))
+
+
+def _emulated(arg):
+    if isinstance(arg, Operand):
+        return FakeCUDAArray(arg.as_words().as_array())
+    if isinstance(arg, TensorMap):
+        from .ptx_emulated import EmulatedTensorMap
+
+        array = arg.operand.as_words().as_array()
+        return EmulatedTensorMap(array, arg.box, arg.swizzle)
+    return arg
+
+
+def _simulate(kernel, grid, stream, parameters):
+    arguments = [_emulated(arg) for arg in parameters]
     with _simulating, simulator.installed():
         dispatcher = cuda.jit()(kernel.function)
         dispatcher[grid, kernel.threads, 0, kernel.dynamic_shared](*arguments)

@@ -40,7 +40,7 @@ def launch(config, plan, a, b, out, partial, alpha, beta, stream):
 
     Parameters
     ----------
-    config : choose.SimtConfig
+    config : choose.simt.SimtConfig
         ``tile_n`` is at most N.
     plan : plan.RowPlan of Operands
     a : (batch, summed, blocks, R, C) values of A

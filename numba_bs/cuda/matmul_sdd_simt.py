@@ -40,7 +40,7 @@ def launch(config, plan, x, y, out, partial, alpha, beta, stream):
 
     Parameters
     ----------
-    config : choose.SimtConfig
+    config : choose.simt.SimtConfig
         ``tile_k`` is at most N.
     plan : plan.BlockPlan of Operands
     x : (batch, summed, heads, M, N)

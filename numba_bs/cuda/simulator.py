@@ -12,13 +12,15 @@ wait. So
 - shared and local memory start as NaN: what is read too early shows. An index below
   zero is an error here (Numba and NumPy take it from the end), one past the end too.
 
-``launch.run`` puts :class:`Cta` in the place of Numba's ``BlockManager`` while a
-kernel of this package runs; other simulated kernels of the process are left alone.
+``launch.run`` puts :class:`Machine` in the place of Numba's ``BlockManager`` while a
+kernel of this package runs; other simulated kernels of the process are left alone. It
+runs one CTA, or the CTAs of one cluster, at a time.
 """
 
 import collections
 import contextlib
 import ctypes
+import functools
 import os
 import random
 import sys
@@ -35,7 +37,9 @@ PATIENCE = 20.0  # seconds that one thread may run without handing over
 SHARED_BASE = 1360
 SHARED_LIMIT = 227 * 1024  # bytes of one CTA, compute capability 9.0
 STATIC_LIMIT = 48 * 1024  # bytes that may be declared with a fixed shape
-ENGINES = ("copy", "wgmma")  # who does background work, in the order of doing it
+# Who does background work, in the order of doing it. What "drain" does needs nothing
+# of the CTA any more, so the CTA may end before.
+ENGINES = ("copy", "wgmma", "drain")
 
 _schedule = {"order": "first", "late": True}
 
@@ -60,10 +64,13 @@ def schedule(order="first", late=True):
 
 
 @contextlib.contextmanager
-def installed():
-    """Let this machine run the kernels that Numba's dispatcher starts."""
+def installed(cluster=1):
+    """Let this machine run the kernels that Numba's dispatcher starts.
+
+    ``cluster``: CTAs that run together, neighbours along x.
+    """
     before = numba_simulator.BlockManager
-    numba_simulator.BlockManager = Cta
+    numba_simulator.BlockManager = functools.partial(Machine, cluster)
     try:
         yield
     finally:
@@ -75,7 +82,7 @@ class SimulatedError(RuntimeError):
 
 
 class DeadlockError(SimulatedError):
-    """No thread of the CTA can ever run again."""
+    """No thread can ever run again."""
 
 
 class _Stopped(BaseException):
@@ -88,8 +95,13 @@ def this_thread():
 
 
 def this_cta():
-    """Return the CTA that runs."""
+    """Return the CTA of the thread that runs."""
     return threading.current_thread().thread.cta
+
+
+def this_machine():
+    """Return the machine that runs it."""
+    return threading.current_thread().thread.cta.machine
 
 
 _device_functions = {}  # one of each module that has any
@@ -211,13 +223,14 @@ class Thread:
 
     def play(self):
         """Run the kernel; return the next thread for this worker, or None."""
+        machine = self.cta.machine
         try:
-            self.cta.body()
+            machine.body()
         except _Stopped:
             pass
         except BaseException as error:
-            self.cta.fail(error, self)
-        return self.cta.leave(self)
+            machine.fail(error, self)
+        return machine.leave(self)
 
 
 class _Worker(threading.Thread):
@@ -287,17 +300,18 @@ class Rendezvous:
         """Wait for the others; return this thread's result."""
         thread, meeting = this_thread(), self.meeting
         self.operands[thread.thread_id] = operands
-        self.release_if_complete(thread.cta, compute)
-        thread.cta.wait(self, lambda: self.meeting != meeting)
+        machine = thread.cta.machine
+        self.release_if_complete(machine, compute)
+        machine.wait(self, lambda: self.meeting != meeting)
         return self.results and self.results[thread.thread_id]
 
-    def release_if_complete(self, cta, compute=None):
+    def release_if_complete(self, machine, compute=None):
         """End the meeting if all are here."""
         if self.operands and len(self.operands) >= self.expected():
             self.results = compute and compute(self.operands)
             self.operands = {}
             self.meeting += 1
-            cta.wake(self)
+            machine.wake(self)
 
     def __str__(self):
         return (
@@ -305,39 +319,121 @@ class Rendezvous:
         )
 
 
+class SplitBarrier:
+    """Where all threads of a cluster that have not ended arrive, and wait later."""
+
+    def __init__(self, machine):
+        self.machine, self.arrived, self.phase = machine, set(), 0
+        self.waiters = []
+
+    def arrive(self):
+        """Note that this thread is here; it goes on."""
+        thread = this_thread()
+        if "cluster phase" in thread.state:
+            raise SimulatedError(f"{self}: a wait must follow an arrival, got another")
+        thread.state["cluster phase"] = self.phase
+        self.arrived.add(thread)
+        self.release_if_complete()
+
+    def wait(self):
+        """Wait for the others of the phase that this thread arrived in."""
+        phase = this_thread().state.pop("cluster phase", None)
+        if phase is None:
+            raise SimulatedError(f"{self}: an arrival must precede a wait, got none")
+        self.machine.wait(self, lambda: self.phase > phase)
+
+    def release_if_complete(self):
+        """End the phase if all are here."""
+        if self.arrived and len(self.arrived) >= self.machine.live:
+            self.arrived.clear()
+            self.phase += 1
+            self.machine.wake(self)
+
+    def __str__(self):
+        return (
+            f"barrier of the cluster: {len(self.arrived)} of {self.machine.live} "
+            "threads are here"
+        )
+
+
 class Cta:
-    """Runs one CTA; has the interface of Numba's ``BlockManager``.
+    """One CTA: its threads, its memory, and what is to be remembered of it."""
 
-    Exactly one of the launching thread and the workers runs at any time. The
-    launching thread waits for ``over``: all threads ended, or one failed.
-    """
-
-    def __init__(self, function, grid_dim, block_dim, debug):
-        self.function, self.block_dim = function, block_dim
-
-    def run(self, grid_point, *args):
-        """Run the CTA at ``grid_point``; raise what a thread of it raised."""
-        self.args = [_kernel_argument(arg) for arg in args]
-        self.grid_point = tuple(grid_point)
-        module = numba_simulator._get_kernel_context()
-        module._shared = self.shared = Shared(module.shared._dynshared_size, self)
-        module._local = Local()
-        module.__dict__.update(WARP_FUNCTIONS)
-        self.state = {}  # what emulated instructions remember of the CTA
+    def __init__(self, machine, grid_point, rank, dynamic_shared):
+        self.machine, self.grid_point, self.rank = machine, grid_point, rank
+        self.shared = Shared(dynamic_shared, self)
+        self.spans = {}  # of each global address that was taken, its array
+        self.state = {}  # what emulated instructions remember
         self.votes = {}
-        self.background = {engine: collections.deque() for engine in ENGINES}
-        self.barrier = Rendezvous("syncthreads", lambda: self.live)
-        order = _schedule["order"]
-        self.draw = random.Random(order) if isinstance(order, int) else None
-        self.late = _schedule["late"]
-        self.next = -1 if order == "last" else 0
-        X, Y, Z = self.block_dim
+        X, Y, Z = machine.block_dim
         self.threads = [
             Thread(self, x + X * (y + Y * z), (x, y, z), grid_point)
             for z in range(Z)
             for y in range(Y)
             for x in range(X)
         ]
+        self.live = len(self.threads)
+        self.barrier = Rendezvous("syncthreads", lambda: self.live)
+
+    def syncthreads(self):
+        """Meet all threads of the CTA that have not ended."""
+        self.barrier.arrive_and_wait(_place(sys._getframe(1)), self.check_places)
+
+    def check_places(self, places):
+        """Refuse a barrier that the threads reach at different calls."""
+        if len(set(places.values())) > 1:
+            lines = _grouped({i: _line(place) for i, place in places.items()})
+            raise SimulatedError(
+                f"syncthreads: all threads of a CTA must meet at one call, got\n{lines}"
+            )
+
+    def waiting(self):
+        """Who waits for what, threads that say the same together."""
+        return _grouped(
+            {
+                thread.thread_id: f"{thread_line(thread)} wait at {thread.waits_for}"
+                for thread in self.threads
+                if thread.waits_for is not None and not thread.done
+            }
+        )
+
+
+class Machine:
+    """Runs the CTAs of a cluster; has the interface of Numba's ``BlockManager``.
+
+    Exactly one of the launching thread and the workers runs at any time. The
+    launching thread waits for ``over``: all threads ended, or one failed.
+    """
+
+    def __init__(self, cluster, function, grid_dim, block_dim, debug):
+        self.cluster, self.function = cluster, function
+        self.grid_dim, self.block_dim = grid_dim, block_dim
+
+    def run(self, grid_point, *args):
+        """Run the cluster that begins at ``grid_point``; raise what its threads did."""
+        x, *yz = grid_point
+        if x % self.cluster:
+            return  # ran with the first of its cluster
+        if x + self.cluster > self.grid_dim[0]:
+            raise SimulatedError(
+                f"a launch: the grid must be whole clusters of {self.cluster} CTAs, "
+                f"got {self.grid_dim[0]}"
+            )
+        self.args = [_kernel_argument(arg) for arg in args]
+        module = numba_simulator._get_kernel_context()
+        dynamic = module.shared._dynshared_size
+        module._shared, module._local = _SharedOfCta(dynamic), Local()
+        module.__dict__.update(WARP_FUNCTIONS)
+        self.ctas = [
+            Cta(self, (x + rank, *yz), rank, dynamic) for rank in range(self.cluster)
+        ]
+        self.threads = [thread for cta in self.ctas for thread in cta.threads]
+        self.barrier = SplitBarrier(self)
+        self.background = {engine: collections.deque() for engine in ENGINES}
+        order = _schedule["order"]
+        self.draw = random.Random(order) if isinstance(order, int) else None
+        self.late = _schedule["late"]
+        self.next = -1 if order == "last" else 0
         self.ready = list(self.threads)
         self.live, self.turns, self.error = len(self.threads), 0, None
         self.over = threading.Lock()
@@ -358,18 +454,6 @@ class Cta:
     def body(self):
         """Run the kernel as the current thread."""
         self.function(*self.args)
-
-    def syncthreads(self):
-        """Meet all threads of the CTA that have not ended."""
-        self.barrier.arrive_and_wait(_place(sys._getframe(1)), self.check_places)
-
-    def check_places(self, places):
-        """Refuse a barrier that the threads reach at different calls."""
-        if len(set(places.values())) > 1:
-            lines = _grouped({i: _line(place) for i, place in places.items()})
-            raise SimulatedError(
-                f"syncthreads: all threads of a CTA must meet at one call, got\n{lines}"
-            )
 
     def pick(self):
         """Choose the thread that runs next; None after a failure.
@@ -445,15 +529,20 @@ class Cta:
 
     def leave(self, thread):
         """End ``thread``; return the next one if this worker should begin it."""
+        cta = thread.cta
         self.live -= 1
+        cta.live -= 1
         thread.done = True
         if not self.error:
             try:
-                self.barrier.release_if_complete(self, self.check_places)
+                cta.barrier.release_if_complete(self, cta.check_places)
+                self.barrier.release_if_complete()
             except SimulatedError as error:
                 self.fail(error, thread)
         following = self.pick() if self.live and not self.error else None
         if following is None:
+            while not self.error and self.background["drain"]:
+                self.finish_one("drain")
             left = {e: len(work) for e, work in self.background.items() if work}
             if left and not self.error:
                 text = " and ".join(f"{n} pieces of {e} work" for e, n in left.items())
@@ -469,7 +558,8 @@ class Cta:
         """Stop the CTA; the first failure is the one that counts."""
         if self.error is None:
             if thread is not None:
-                error.add_note(f"in thread {thread.thread_id} of CTA {self.grid_point}")
+                place = thread.cta.grid_point
+                error.add_note(f"in thread {thread.thread_id} of CTA {place}")
             self.error = error
 
     def watch(self):
@@ -479,8 +569,8 @@ class Cta:
             if turns == self.turns:
                 thread = self.running
                 text = (
-                    f"thread {thread.thread_id} of CTA {self.grid_point} has run for "
-                    f"{PATIENCE:.0f} s without waiting, at {_thread_line(thread)}"
+                    f"thread {thread.thread_id} of CTA {thread.cta.grid_point} has run "
+                    f"for {PATIENCE:.0f} s without waiting, at {thread_line(thread)}"
                 )
                 thread.worker.lost = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -499,13 +589,12 @@ class Cta:
                 self.over.acquire(timeout=PATIENCE)
 
     def report(self):
-        """Who waits for what, threads that say the same together."""
-        waiting = {
-            thread.thread_id: f"{_thread_line(thread)} wait at {thread.waits_for}"
-            for thread in self.threads
-            if thread.waits_for is not None and not thread.done
-        }
-        return f"no thread of CTA {self.grid_point} can run\n" + _grouped(waiting)
+        """Who waits for what, by CTA."""
+        return "\n".join(
+            f"no thread of CTA {cta.grid_point} can run\n{cta.waiting()}"
+            for cta in self.ctas
+            if cta.live
+        )
 
 
 def _grouped(texts):
@@ -555,7 +644,7 @@ def _line(place):
     return f"{os.path.basename(code.co_filename)}:{line}"
 
 
-def _thread_line(thread):
+def thread_line(thread):
     """File and line of the kernel where ``thread`` is."""
     here = thread.worker is threading.current_thread()
     frame = sys._getframe() if here else sys._current_frames()[thread.worker.ident]
@@ -574,19 +663,22 @@ def _numpy_dtype(dtype):
 class Shared:
     """The shared memory of one CTA: bytes, counted from SHARED_BASE.
 
-    Stands in for ``cuda.shared`` too.
+    ``bytes`` is what threads read and write; ``seen`` what copies of tiles and
+    ``wgmma`` (the async proxy) see of it: an ordinary store gets there by
+    ``fence.proxy.async``, never by itself.
     """
 
     def __init__(self, dynamic, cta):
-        self._dynshared_size = self.used = dynamic
+        self.dynamic = self.used = dynamic
         self.cta = cta
         self.bytes = np.full(SHARED_LIMIT, 0xFF, np.uint8)  # NaN in every format
+        self.seen = self.bytes.copy()
         self.host = self.bytes.ctypes.data
         self.static = {}
         self._limit()
 
     def _limit(self):
-        static = self.used - self._dynshared_size
+        static = self.used - self.dynamic
         if static > STATIC_LIMIT:
             raise SimulatedError(
                 f"shared memory of fixed shape: at most {STATIC_LIMIT} bytes a CTA, "
@@ -606,7 +698,7 @@ class Shared:
                     "dynamic shared memory is 16-byte aligned, asked for "
                     f"{alignment}; align the address in the kernel"
                 )
-            size = self._dynshared_size // dtype.itemsize * dtype.itemsize
+            size = self.dynamic // dtype.itemsize * dtype.itemsize
             return self.bytes[:size].view(dtype).view(KernelArray)
         place = self._call_path(sys._getframe(1))
         if place not in self.static:
@@ -625,7 +717,7 @@ class Shared:
         Two on one line are two arrays; so are those of a device function that is
         called from two places, since it is inlined there.
         """
-        path, kernel = [], self.cta.function.__code__
+        path, kernel = [], self.cta.machine.function.__code__
         while frame.f_code is not kernel:
             path += (frame.f_code, frame.f_lasti)
             frame = frame.f_back
@@ -649,6 +741,35 @@ class Shared:
                 f"{SHARED_BASE + self.used - 1:#x}, got {first:#x} to {last:#x}"
             )
 
+    def place(self, address, size, what):
+        """Return the slice of ``bytes`` at an address, a multiple of its size."""
+        if address % size:
+            raise SimulatedError(
+                f"{what}: the shared address must be a multiple of {size}, "
+                f"got {address:#x}"
+            )
+        self.check(address, address + size - 1, what)
+        return slice(address - SHARED_BASE, address - SHARED_BASE + size)
+
+    def chunks(self, addresses, what):
+        """Return the index of each 16-byte chunk in ``bytes.reshape(-1, 16)``."""
+        self.check(int(addresses.min()), int(addresses.max()) + 15, what)
+        return (addresses - SHARED_BASE) >> 4
+
+    def fence_async(self):
+        """Let the async proxy see all that threads wrote."""
+        self.seen[: self.used] = self.bytes[: self.used]
+
+
+class _SharedOfCta:
+    """Stands in for ``cuda.shared``: that of the CTA whose thread runs."""
+
+    def __init__(self, dynamic):
+        self._dynshared_size = dynamic  # Numba's name
+
+    def array(self, shape, dtype, alignment=None):
+        return this_cta().shared.array(shape, dtype, alignment)
+
 
 class Local:
     """Stands in for ``cuda.local``."""
@@ -659,6 +780,36 @@ class Local:
         size = int(np.prod(shape)) * dtype.itemsize
         words = np.full(size, 0xFF, np.uint8).view(dtype)
         return words.reshape(shape).view(KernelArray)
+
+
+class Span:
+    """The bytes of a global array whose address was taken."""
+
+    def __init__(self, array):
+        self.start, self.stop = np.lib.array_utils.byte_bounds(array)
+        self.array = array  # keeps the memory alive
+        memory = (ctypes.c_uint8 * (self.stop - self.start)).from_address(self.start)
+        self.bytes = np.ctypeslib.as_array(memory)
+
+
+def global_address(array):
+    """Return the address of the first element; the array can be read by it now."""
+    start = array.__array_interface__["data"][0]
+    spans = this_cta().spans
+    if start not in spans:
+        spans[start] = Span(array)
+    return start
+
+
+def global_bytes(address, size, what):
+    """Return a view of ``size`` bytes at ``address``, of whatever array is there."""
+    for span in this_cta().spans.values():
+        if span.start <= address <= span.stop - size:
+            return span.bytes[address - span.start :][:size]
+    raise SimulatedError(
+        f"{what}: global addresses must be in an array whose address was taken, got "
+        f"{size} bytes at {address:#x}"
+    )
 
 
 # ----------------------------------- what Numba's simulator lacks: threads of a warp

@@ -23,7 +23,7 @@ def launch_rows(plan, partial, out, alpha, beta, stream):
 
     Parameters
     ----------
-    plan : plan.RowPlan of Operands
+    plan : plan.RowPlan or plan.GroupPlan of Operands
     partial : (batch, slots, R, N)
     out : (batch, heads, M, N)
     """
@@ -31,7 +31,8 @@ def launch_rows(plan, partial, out, alpha, beta, stream):
     kernel = _make_kernel(partial.dtype, out.dtype, True)
     grid = batch * plan.split_row.shape[0] * ceil_div(R * N, THREADS)
     factors = scalars(partial.dtype, alpha, beta)
-    run(kernel, grid, stream, plan[7:], partial, out, *factors)
+    splits = plan[plan._fields.index("split_row") :]
+    run(kernel, grid, stream, splits, partial, out, *factors)
 
 
 def launch_blocks(partial, out, alpha, beta, stream):
@@ -91,7 +92,8 @@ def _make_kernel(accumulator, out_dtype, ROWS):
         first = index(split_first[split])
         last = first + index(split_count[split])
         row = index(split_row[split]) * R + r
-        if r < R:
+        # (A group of rows may lead past the last one.)
+        if r < R and row < out.shape[2]:
             rows = out[batch, index(split_head[split])]
             write(partial[batch], first, last, r, n, rows, row, alpha, beta)
 

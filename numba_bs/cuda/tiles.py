@@ -9,7 +9,17 @@ import functools
 from typing import NamedTuple
 
 from ..dtypes import bfloat16
-from .compiler import cast, cuda, device, f32, i64, numba_type, u32, u64
+from .compiler import (
+    cast,
+    cuda,
+    device,
+    f32,
+    i64,
+    inlined_late,
+    numba_type,
+    u32,
+    u64,
+)
 from .launch import ceil_div
 from .ptx import bf16_to_f32, f32_to_bf16
 
@@ -103,6 +113,25 @@ def make_multiply_add(accumulator):
             return total + x * y
 
     return multiply_add
+
+
+def in_turn(body, count):
+    """Return the device function that calls ``body(i, args)`` for i from 0 to count.
+
+    For what must be unrolled: a loop is, only if the compiler finds it short enough.
+    ``body`` is a function ``inlined_late``.
+    """
+    if count == 1:
+        return body
+    half = count // 2
+    first, second = in_turn(body, half), in_turn(body, count - half)
+
+    @inlined_late
+    def both(i, args):
+        first(i, args)
+        second(i + half, args)
+
+    return both
 
 
 # --------------------------------------------------------------- staging a tile

@@ -7,13 +7,15 @@ import numpy as np
 from .. import arrays
 from ..arrays import Operand
 from .compiler import SIMULATED, cuda
-from .launch import Prepared, is_capturing
+from .launch import Table, is_capturing
 
 _uploading = threading.Lock()
 
 
-def resident(layout, name: str, like: Operand, stream: int):
-    """Return the plan or index array ``name`` of ``layout`` on the device of ``like``.
+def resident(layout, like: Operand, stream: int, name: str, *args):
+    """Return a plan or index array of ``layout`` on the device of ``like``.
+
+    ``name`` is that of an attribute, or with ``args`` of a method.
 
     Returns
     -------
@@ -25,7 +27,7 @@ def resident(layout, name: str, like: Operand, stream: int):
         ``stream`` is being captured and the tables are not there yet.
     """
     held = layout.__dict__.setdefault("_resident", {})
-    tables = held.get((name, like.device))
+    tables = held.get((name, args, like.device))
     if tables is None:
         if is_capturing(like.device, stream):
             raise RuntimeError(
@@ -33,10 +35,10 @@ def resident(layout, name: str, like: Operand, stream: int):
                 "graph is captured; make the same call once first"
             )
         with _uploading:
-            tables = _upload(getattr(layout, name), like.device)
+            tables = _upload(layout._tables(name, *args), like.device)
             if not SIMULATED:  # a copy may still be under way when its call returns
                 cuda.default_stream().synchronize()
-            held[name, like.device] = tables
+            held[name, args, like.device] = tables
     return tables
 
 
@@ -45,4 +47,4 @@ def _upload(tables, device: int):
         return type(tables)(*(_upload(table, device) for table in tables))
     index = np.ascontiguousarray(tables, np.int32)
     owner = arrays.from_numpy(index, "numba", device)
-    return Prepared(*arrays.describe("upload", "table", owner))
+    return Table(*arrays.describe("upload", "table", owner))

@@ -1,14 +1,8 @@
-"""Which rung runs, with which constants: pure functions, the only place that picks.
-
-A rung is one kernel file of ``cuda/``. Each function here takes what a call knows
-(block size, columns, types) and returns a :class:`Choice`.
-"""
+"""Constants of the SIMT rung, which serves every call."""
 
 from typing import NamedTuple
 
 import numpy as np
-
-VARIANTS = ("simt",)
 
 
 class SimtConfig(NamedTuple):
@@ -24,43 +18,6 @@ class SimtConfig(NamedTuple):
     splits: int = 1  # parts of the inner dimension (sdd), summed in a second pass
     k_run: int = 1  # neighbouring inner steps that a thread multiplies at once
 
-
-class Choice(NamedTuple):
-    """A rung, its constants and the reason."""
-
-    variant: str
-    config: NamedTuple
-    reason: str
-
-
-def check_variant(op: str, variant: str | None) -> None:
-    """Raise NotImplementedError for a rung that does not exist."""
-    if variant is not None and variant not in VARIANTS:
-        raise NotImplementedError(
-            f"{op}: variant must be one of {', '.join(VARIANTS)} for device arrays, "
-            f"got {variant!r}"
-        )
-
-
-def dsd(
-    blocksize, N: int, sums: np.dtype, along_k: bool, variant: str | None
-) -> Choice:
-    """Choose for ``out = A @ b``: ``blocksize`` (R, C) of A as walked, N columns."""
-    config = simt_dsd(*blocksize, N, sums, along_k)
-    return Choice("simt", config, _reason(variant))
-
-
-def sdd(blocksize, blocks: int, N: int, sums: np.dtype, variant: str | None) -> Choice:
-    """Choose for the sampled product: ``blocks`` of ``blocksize``, inner size N."""
-    config = simt_sdd(*blocksize, blocks, N, sums)
-    return Choice("simt", config, _reason(variant))
-
-
-def _reason(variant) -> str:
-    return "asked for" if variant else "the only rung of this release"
-
-
-# ------------------------------------------------------------------- the SIMT rung
 
 # Rows and columns of a thread's tile by the bytes of an accumulator: 64 registers of
 # sums, so that with what is on its way from memory nothing spills.
@@ -224,3 +181,19 @@ def _power_of_two(n: int) -> int:
 def _floor_power_of_two(n: int) -> int:
     """Return the largest power of two that is not above ``n``."""
     return 1 << n.bit_length() - 1
+
+
+# ------------------------------------------------------------------- for a product
+
+
+def of_dsd(product) -> SimtConfig:
+    """Return the constants for a :class:`choose.Dsd`."""
+    *_, R, C = product.a.shape
+    along_k = abs(product.b.strides[-2]) < abs(product.b.strides[-1])
+    return simt_dsd(R, C, product.b.shape[-1], product.sums, along_k)
+
+
+def of_sdd(product) -> SimtConfig:
+    """Return the constants for a :class:`choose.Sdd`."""
+    *_, blocks, R, C = product.out.shape
+    return simt_sdd(R, C, blocks, product.x.shape[-1], product.sums)
