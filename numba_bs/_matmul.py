@@ -661,7 +661,7 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
             _sdd(op, x, y, layout, inner.whole, 1, 0, inner.options)
         return
 
-    from .cuda import matmul_sdd_mma, matmul_sdd_simt
+    from .cuda import matmul_sdd_mma, matmul_sdd_simt, matmul_sdd_wgmma
     from .cuda.launch import limits, ordered
     from .cuda.upload import resident
 
@@ -672,8 +672,14 @@ def _sdd(op, x, y, layout, out, alpha, beta, options):
     shape = (product.out.shape[0], splits, layout.blocks, *layout.blocksize)
     if _explained("matmul_sdd", choice, shape, sums, options):
         return
-    kernels = {"simt": matmul_sdd_simt, "mma": matmul_sdd_mma}
-    tables = resident(layout, x, options.stream, "block_plan")
+    kernels = {
+        "simt": matmul_sdd_simt,
+        "mma": matmul_sdd_mma,
+        "wgmma": matmul_sdd_wgmma,
+    }
+    hopper = choice.variant == "wgmma"
+    plan = ("strip_plan", choice.config.strips) if hopper else ("block_plan",)
+    tables = resident(layout, x, options.stream, *plan)
     partial = _workspace(op, shape, sums, x, options)
     last = partial, sums.type(alpha), sums.type(beta), options.stream
     with ordered(x.device, options.stream, options.others):

@@ -508,7 +508,7 @@ def test_tile_to_shared_memory(schedule, rng, name):
 
 
 @on_hopper
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("name", [name for name in BOXES if name != "before-the-start"])
 def test_tile_from_shared_memory(schedule, rng, name):
     shape, box, swizzle, corner = BOXES[name]
     tile = rng.integers(1, 1 << 16, box, np.uint16)
@@ -519,6 +519,16 @@ def test_tile_from_shared_memory(schedule, rng, name):
     inside, of_box = _meeting(shape, box, corner)
     expected[inside] = tile[of_box]
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.simulator
+def test_a_store_does_not_begin_before_the_start(rng):
+    shape, box, swizzle, corner = BOXES["before-the-start"]
+    tile = rng.integers(1, 1 << 16, box, np.uint16)
+    out = Tiles(np.zeros(shape, np.uint16), box, swizzle)
+    words = tile.view(np.uint32).ravel()
+    with pytest.raises(SimulatedError, match="must not be negative"):
+        start(make_tile_out(tile.nbytes, swizzle), words, *corner[::-1], out)
 
 
 # -------------------------------------------------------------------------- wgmma

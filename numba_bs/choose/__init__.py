@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Operand
-from . import mma, simt, wgmma
+from . import mma, simt, wgmma, wgmma_sdd
 
 VARIANTS = ("simt", "mma", "wgmma")
 _DSD = {"wgmma": wgmma.of_dsd, "mma": mma.of_dsd, "simt": simt.of_dsd}
-_SDD = {"mma": mma.of_sdd, "simt": simt.of_sdd}
+_SDD = {"wgmma": wgmma_sdd.of_sdd, "mma": mma.of_sdd, "simt": simt.of_sdd}
 
 
 class Dsd(NamedTuple):

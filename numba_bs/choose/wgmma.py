@@ -69,18 +69,18 @@ def of_dsd(product) -> WgmmaConfig | str:
     inner, across = (C, a.strides[3]) if along_k else (R, a.strides[4])
     if blocks > 1 and a.strides[2] != across * (R * C // inner):
         return "wgmma needs the blocks of the values one after the other"
-    if not all(_mappable(each) for part in product.parts for each in part[:2]):
+    if not all(mappable(each) for part in product.parts for each in part[:2]):
         return (
             "wgmma needs addresses and strides of multiples of 16 bytes, one axis "
             "contiguous"
         )
     b_along_k = b.strides[3] < b.strides[4]
-    mapped = all(_mappable(each) for _, _, each in product.parts)
+    mapped = all(mappable(each) for _, _, each in product.parts)
     whole = bool(out.dtype == a.dtype and product.beta == 0 and mapped)
     return wgmma_dsd(R, C, product.density, b_along_k, whole, product.cut)
 
 
-def _mappable(x) -> bool:
+def mappable(x) -> bool:
     """Whether the copy engine takes an array whose last two axes are a matrix."""
     *outer, by_row, by_col = x.strides
     sizes = x.shape

@@ -580,8 +580,17 @@ class _Store(_Reading):
 
 
 def tma_store_3d(tensor_map, source, x, y, z):
-    """Copy a box in shared memory to (z, y, x), in the background."""
+    """Copy a box in shared memory to (z, y, x), in the background.
+
+    Past the end nothing is written. A box that begins before the start is an illegal
+    instruction on an H200 (a load of one is not: it reads zeros there).
+    """
     _check_map(tensor_map, 3)
+    if min(x, y, z) < 0:
+        raise SimulatedError(
+            "cp.async.bulk.tensor, store: coordinates must not be negative, "
+            f"got {(x, y, z)}"
+        )
     cta = this_cta()
     store = _Store(
         tensor_map.chunks(cta.shared, source, "cp.async.bulk.tensor, store"),
