@@ -26,7 +26,8 @@ from .harness import (
 )
 from .peers import Unserved, find_peers, short
 from .problems import OPS, Problem, check
-from .report import matmul_table, summarise
+from .report import matmul_table
+from .summary import summarise
 
 
 class GpuLost(Exception):  # noqa: N818 - it ends the process, not the run
@@ -60,8 +61,8 @@ def main(argv=None) -> int:
     name, cases = _choose_cases(options, machine.is_gpu)
     wanted = len(cases) * len(options.ops)
     # So that a report can tell when the run was stopped.
-    known = results.content.setdefault("wanted", {})
-    known[name] = max(wanted, known.get(name, 0))
+    known = results.content.setdefault("wanted", {}).setdefault(name, {})
+    known.update({op: max(len(cases), known.get(op, 0)) for op in options.ops})
 
     folder = results.path.parent
     tuned = peer_module.TUNED
@@ -71,7 +72,7 @@ def main(argv=None) -> int:
         find_peers(machine, tuned, options.tune_seconds), options.peers
     )
     _print_header(console, results, missing)
-    results.content["missing"] = missing
+    results.content.setdefault("missing", {}).update(missing)
 
     deadline = time.monotonic() + options.seconds
     try:
@@ -291,11 +292,13 @@ def _measure_peer(problem, op, peer, seconds):
     first = time.perf_counter() - start
     checked = {}
     if prepared.columns is None:
-        found = check(problem, op, prepared.output(result), peer.input_roundoff)
+        output = prepared.output(result)
+        found = check(problem, op, output, peer.rounding(problem.case))
+        del output
         checked = {
             "passed": found.within(peer.slack),
             "error": found.error,
-            "share_of_bound": found.excess,
+            "share_of_bound": found.share,
         }
     del result
 
@@ -313,7 +316,7 @@ def _measure_peer(problem, op, peer, seconds):
         "gbs": share * problem.bytes / timing.kernel.median / 1e9,
         "tflops_called": share * problem.flops / timing.called.median / 1e12,
         **checked,
-        "comparable": peer.comparable and peer.gpu == machine.is_gpu,
+        "comparable": peer.comparable(problem.case) and peer.gpu == machine.is_gpu,
         "prepare_ms": prepared_in * 1e3,
         "copies_bytes": prepared.copies_bytes,
         "note": prepared.note,

@@ -25,6 +25,7 @@ class Case(NamedTuple):
     blocksize: tuple[int, int]
     density: float
     pattern: str = "uniform"
+    precision: str | None = None  # what fp32 may lose: None, "tf32" or "tf32x3"
 
     @property
     def name(self) -> str:
@@ -32,7 +33,8 @@ class Case(NamedTuple):
         R, C = self.blocksize
         block = f"b{R}" if R == C else f"b{R}x{C}"
         size = f"{self.M}x{self.K}x{self.N}"
-        return f"{self.dtype}/{size}/{block}/d{self.density:g}/{self.pattern}"
+        name = f"{self.dtype}/{size}/{block}/d{self.density:g}/{self.pattern}"
+        return f"{name}/{self.precision}" if self.precision else name
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -40,7 +42,14 @@ class Case(NamedTuple):
         return DTYPES[self.dtype]
 
 
-def _points(dtypes, sizes, blocks, densities=(0.1, 0.3), patterns=("uniform",)):
+def _points(
+    dtypes,
+    sizes,
+    blocks,
+    densities=(0.1, 0.3),
+    patterns=("uniform",),
+    precision=None,
+):
     """Return the product of these, the dtype and the block varying slowest."""
     return [
         Case(
@@ -52,6 +61,7 @@ def _points(dtypes, sizes, blocks, densities=(0.1, 0.3), patterns=("uniform",)):
             (R, C),
             density,
             pattern,
+            precision,
         )
         for dtype in dtypes
         for R, C in blocks
@@ -61,15 +71,35 @@ def _points(dtypes, sizes, blocks, densities=(0.1, 0.3), patterns=("uniform",)):
     ]
 
 
+def _with_twins(points):
+    """Return power-law points, each followed by a uniform one of as many blocks."""
+    return [twin for case in points for twin in (case, _uniform_twin(case))]
+
+
+def _uniform_twin(case):
+    cols = case.K // case.blocksize[1]
+    density = (2 * _links(cols, case.density) + 1) / cols
+    return case._replace(pattern="uniform", density=density)
+
+
+def _links(cols, density):
+    """Return m of a power-law layout, which stores ``cols * (2 * m + 1)`` blocks."""
+    return max(1, round((density * cols - 1) / 2))
+
+
 _LARGE = [(8192, 8192, 8192)]
 _SMALL = [(4096, 4096, 1024)]
 _SQUARE = [(16, 16), (32, 32), (64, 64), (128, 128)]
+_WIDE = [(32, 32), (64, 64), (128, 128)]
 
 # What a set is for is said in README.md; "default" is what README's table shows.
 SETS = {
     "default": _points(["bf16", "fp32"], _LARGE, _SQUARE),
     "quick": _points(["bf16", "fp32"], _SMALL, [(32, 32), (128, 128)], [0.1]),
     "small": _points(["bf16"], _SMALL, _SQUARE),
+    "densities": _points(
+        ["bf16"], _LARGE, _SQUARE, [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9]
+    ),
     "blocks": _points(["bf16", "fp32"], _LARGE, [(8, 8), (3, 3), (32, 64)], [0.1]),
     "patterns": _points(
         ["bf16"],
@@ -78,10 +108,30 @@ SETS = {
         [0.1],
         ["banded", "power-law", "full-row"],
     ),
-    "dtypes": _points(["fp16", "fp64"], _LARGE, [(32, 32), (64, 64)], [0.1]),
-    "widths": _points(
-        ["bf16"], [(8192, 8192, n) for n in (8191, 128, 1)], [(32, 32)], [0.1]
+    # The longest row has 3 to 15 times the blocks of the median one, most in the last.
+    "scale-free": _with_twins(
+        [
+            *_points(
+                ["bf16"], _LARGE, [(32, 32), (128, 128)], [0.02, 0.1], ["power-law"]
+            ),
+            Case("bf16", 32768, 32768, 4096, (32, 32), 0.01, "power-law"),
+        ]
     ),
+    "dtypes": _points(["fp16", "fp64"], _LARGE, [(32, 32), (64, 64)], [0.1]),
+    "precisions": [
+        *_points(["fp32"], _LARGE, _WIDE, [0.1], precision="tf32"),
+        *_points(["fp32"], _LARGE, _WIDE, [0.1], precision="tf32x3"),
+        *_points(["fp64"], _LARGE, _WIDE, [0.1]),
+    ],
+    "widths": [
+        *_points(
+            ["bf16", "fp32"],
+            [(8192, 8192, n) for n in (8192, 8191)],
+            _SQUARE,
+            [0.1],
+        ),
+        *_points(["bf16"], [(8192, 8192, n) for n in (128, 1)], [(32, 32)], [0.1]),
+    ],
     # Seconds on one core: these exercise the code, and show what the reference does.
     "cpu": _points(["fp32", "fp64"], [(2048, 2048, 256)], _SQUARE),
     "cpu-quick": [
@@ -93,8 +143,9 @@ SETS = {
 SETS["all"] = list(
     dict.fromkeys(
         case
-        for name in ("default", "small", "blocks", "patterns", "dtypes", "widths")
-        for case in SETS[name]
+        for name, points in SETS.items()
+        if name != "quick" and not name.startswith("cpu")
+        for case in points
     )
 )
 
@@ -118,8 +169,8 @@ def _banded(rows, cols, blocksize, density, seed):
 
 
 def _power_law(rows, cols, blocksize, density, seed):
-    # m links a node, with the corner's made up for, store n (2 m + 1) blocks.
-    m = max(1, round((density * cols - 1) / 2))
+    # With extra edges that make up for the corner.
+    m = _links(cols, density)
     return patterns.barabasi_albert(
         rows, cols, blocksize, m=m, extra_edges=m * (m + 1) // 2, seed=seed
     )

@@ -13,6 +13,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ import scipy.sparse
 import numba_bs as bs
 
 from .harness import write_json
+from .problems import ROUNDING, Rounding
 
 TUNED = Path(__file__).parent / "tuned_torch.json"
 TF32_ROUNDOFF = 2.0**-10  # of an operand: the hardware may truncate
@@ -69,10 +71,13 @@ class Peer:
             raise Unserved(f"{' and '.join(self.dtypes)} only")
         return getattr(self, op)(problem)
 
-    @property
-    def comparable(self) -> bool:
-        """Whether it may be "the best peer": sparse, and as exact as numba_bs."""
-        return self.sparse and not self.input_roundoff
+    def rounding(self, case) -> Rounding:
+        """Return what it does to operands before it multiplies them."""
+        return Rounding(self.input_roundoff)
+
+    def comparable(self, case) -> bool:
+        """Whether it may be "the best peer": sparse, and as exact as was asked for."""
+        return self.sparse and (not self.input_roundoff or case.precision == "tf32")
 
 
 class NumbaBs(Peer):
@@ -81,28 +86,35 @@ class NumbaBs(Peer):
     name = "numba_bs"
     slack = 1.0
 
+    def rounding(self, case):
+        """Return what the precision of the case allows."""
+        return ROUNDING[case.precision]
+
     def _array(self, problem):
         return bs.bsr_array((problem.values, problem.layout))
 
     def forward(self, problem):
         """Make A @ x."""
-        a, x, M, N = self._array(problem), problem.x, problem.case.M, problem.case.N
-        out = problem.machine.empty((M, N), x)
-        return Prepared(lambda: bs.matmul(a, x, out=out))
+        a, x, case = self._array(problem), problem.x, problem.case
+        out = problem.machine.empty((case.M, case.N), x)
+        return Prepared(lambda: bs.matmul(a, x, out=out, precision=case.precision))
 
     def grad_x(self, problem):
         """Make A.T @ grad_y, on A's own values."""
-        a, grad_y = self._array(problem), problem.grad_y
-        out = problem.machine.empty((problem.case.K, problem.case.N), grad_y)
-        return Prepared(lambda: bs.matmul(a.T, grad_y, out=out))
+        a, grad_y, case = self._array(problem), problem.grad_y, problem.case
+        out = problem.machine.empty((case.K, case.N), grad_y)
+        return Prepared(
+            lambda: bs.matmul(a.T, grad_y, out=out, precision=case.precision)
+        )
 
     def grad_w(self, problem):
         """Make the sampled product."""
         grad_y, x_t, layout = problem.grad_y, problem.x.T, problem.layout
         values = problem.machine.empty(problem.values.shape, problem.values)
         out = bs.bsr_array((values, layout))
+        precision = problem.case.precision
         return Prepared(
-            lambda: bs.sddmm(grad_y, x_t, layout, out=out),
+            lambda: bs.sddmm(grad_y, x_t, layout, out=out, precision=precision),
             lambda grad_w: grad_w.data,
         )
 
@@ -221,9 +233,13 @@ class TorchTuned(Torch):
         def call(meta):
             return bsr_dense_addmm(out, bsr, dense, beta=0, alpha=1, out=out, meta=meta)
 
-        name = f"{problem.case.name}/{bsr.shape[0]}x{bsr.shape[1]}"
+        # The precision that the case asks of numba_bs changes nothing here.
+        name = problem.case._replace(precision=None).name
+        name += f"/{bsr.shape[0]}x{bsr.shape[1]}"
         if dense is problem.grad_y:
             name += "/transposed"
+        if self.input_roundoff:
+            name += "/tf32"
         meta, note = self._parameters(problem.machine, name, dense.shape[1], call)
         return Prepared(lambda: call(meta), note=note)
 
@@ -249,6 +265,64 @@ class TorchTuned(Torch):
         meta = {key: value for key, value in found.items() if key in _META}
         note = ", ".join(f"{key} {value}" for key, value in meta.items())
         return meta, f"{note}; best of {found['tried']}"
+
+
+class TorchTunedTF32(TorchTuned):
+    """torch's Triton kernels with TF32 allowed, which torch itself never asks for.
+
+    Where float32 is multiplied it has them sum in float64 instead.
+    """
+
+    name = "torch tuned TF32"
+    input_roundoff = TF32_ROUNDOFF
+    dtypes = ("fp32",)
+
+    def prepare(self, op, problem):
+        """Return the call, which changes torch's kernels while it runs."""
+        from torch.sparse import _triton_ops
+
+        if problem.case.precision != "tf32":
+            raise Unserved("points of precision tf32 only")
+        if _triton_ops.sampled_addmm is None:
+            raise Unserved("this torch finds no Triton")
+        with tf32_kernels(_triton_ops):  # a sweep may run
+            prepared = super().prepare(op, problem)
+
+        def call():
+            with tf32_kernels(_triton_ops):
+                return prepared.call()
+
+        return prepared._replace(call=call)
+
+    def grad_w(self, problem):
+        """Make the sampled product, which has no parameters to tune."""
+        return Torch.grad_w(self, problem)
+
+
+@contextmanager
+def tf32_kernels(module):
+    """Have the kernels of torch's module multiply in TF32 and sum in float32."""
+    names = "_bsr_strided_addmm_kernel", "_sampled_addmm_kernel"
+    kernels = {name: getattr(module, name) for name in names}
+    forced = {"allow_tf32": True, "acc_dtype": module.tl.float32}
+    try:
+        for name, kernel in kernels.items():
+            setattr(module, name, _Forced(kernel, forced))
+        yield
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+
+
+class _Forced:
+    """A Triton kernel some of whose arguments are decided here."""
+
+    def __init__(self, kernel, arguments):
+        self.kernel, self.arguments = kernel, arguments
+
+    def __getitem__(self, grid):
+        launch = self.kernel[grid]
+        return lambda *given, **named: launch(*given, **{**named, **self.arguments})
 
 
 _META = ("SPLIT_N", "GROUP_SIZE_ROW", "num_stages", "num_warps")
@@ -671,6 +745,7 @@ def find_peers(machine, tuned: Path = TUNED, tune_seconds: float = 6.0) -> list[
         DenseTF32(),
         Torch(),
         TorchTuned(tuned, tune_seconds),
+        TorchTunedTF32(tuned, tune_seconds),
         Stk(),
         CuSparseBsr(),
         CupyCsr(),

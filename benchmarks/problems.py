@@ -28,16 +28,46 @@ class Sample(NamedTuple):
     terms: int  # how many products the longest of these sums has
 
 
+class Rounding(NamedTuple):
+    """What a product may lose beyond what its dtype does."""
+
+    operand: float = 0.0  # relative error of an operand as it is multiplied
+    products: int = 1  # how many are added up for one
+
+
+# What numba_bs says of its precisions. tf32: operands have 11 bits. tf32x3: an operand
+# is the sum of two such parts, the second rounded, which loses 2^-22 of the operand;
+# three of their four products are added up, and the fourth is 2^-22 again, half of
+# which is counted for each operand.
+ROUNDING = {
+    None: Rounding(),
+    "tf32": Rounding(2.0**-11),
+    "tf32x3": Rounding(1.5 * 2.0**-22, 3),
+}
+# Relative Frobenius error that sums of float32 may have. They have 2e-6 at most here,
+# and operands of 11 bits cause 3e-4: the bound of a long sum would let that pass.
+_SUMS_OF_FLOAT32 = 2.0**-14
+
+
 class Check(NamedTuple):
     """How far a result is from the exact one."""
 
     error: float  # relative Frobenius norm of the difference, worst sample
     excess: float  # largest difference over its bound
     complete: bool  # every element is a number
+    limit: float = float("inf")  # of the error
 
     def within(self, slack: float) -> bool:
-        """Whether every element is a number and within ``slack`` bounds."""
-        return self.complete and self.excess <= slack
+        """Whether every element is a number and within ``slack`` bounds.
+
+        The limit of the error has no slack: it is there to tell precisions apart.
+        """
+        return self.complete and self.excess <= slack and self.error <= self.limit
+
+    @property
+    def share(self) -> float:
+        """Return the largest share of a bound or of the limit."""
+        return max(self.excess, self.error / self.limit)
 
 
 class Problem:
@@ -203,23 +233,29 @@ def _float64(x):
     return x.double() if hasattr(x, "double") else x.astype(np.float64)
 
 
-def check(problem: Problem, op: str, result, input_roundoff: float = 0.0) -> Check:
+def check(
+    problem: Problem, op: str, result, rounding: Rounding = ROUNDING[None]
+) -> Check:
     """Compare samples of a result with exact ones.
 
     The bound of a sum of ``terms`` products is ``(terms + 2) eps (|A| @ |B|)``, with
-    eps of the dtype sums are kept in, plus the rounding of the result and (TF32) of
-    the inputs; for float64 twice the first, since the reference rounds like it.
+    eps of the dtype sums are kept in, plus the rounding of the result and of the
+    inputs; for float64 twice the first, since the reference rounds like it.
+
+    Where float32 is multiplied, the relative Frobenius error has a limit too: twice
+    what an operand loses, plus what sums of float32 may have.
 
     Parameters
     ----------
     result : (M, N), (K, N) or (blocks, R, C)
-    input_roundoff : float
-        Relative error of rounding an operand, where the peer does that.
+    rounding : Rounding
+        What the peer does to operands before it multiplies them.
     """
     dtype = problem.case.numpy_dtype
     eps = dtypes.unit_roundoff(dtypes.accumulator(dtype))
     eps_out = dtypes.unit_roundoff(dtype)
     twice = 2 if dtype == np.float64 else 1
+    lost = (1 + rounding.operand) ** 2 - 1
     error = excess = 0.0
     for part, exact, magnitude, terms in problem.samples(op):
         actual = _float64(part(result))
@@ -230,7 +266,7 @@ def check(problem: Problem, op: str, result, input_roundoff: float = 0.0) -> Che
             )
         if 0 in tuple(actual.shape):
             continue
-        share = twice * (terms + 2) * eps + 2 * input_roundoff
+        share = twice * (terms * rounding.products + 2) * eps + lost
         difference = abs(actual - exact)
         bound = share * magnitude + eps_out * (abs(exact) + share * magnitude)
         # An exact zero (a row without blocks) has no room for error: any is too much.
@@ -239,4 +275,5 @@ def check(problem: Problem, op: str, result, input_roundoff: float = 0.0) -> Che
         norm = float((exact * exact).sum()) ** 0.5
         wrong = float((difference * difference).sum()) ** 0.5
         error = max(error, wrong / norm if norm else wrong)
-    return Check(error, excess, problem.machine.all_finite(result))
+    limit = lost + _SUMS_OF_FLOAT32 if dtype == np.float32 else float("inf")
+    return Check(error, excess, problem.machine.all_finite(result), limit)

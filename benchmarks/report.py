@@ -1,9 +1,10 @@
-"""Turn result files into README's table and two drawings.
+"""Turn result files into README's tables and two drawings.
 
-    python -m benchmarks.report            rewrite the table in README.md
+    python -m benchmarks.report            rewrite what README.md shows
     python -m benchmarks.report --plot     and draw benchmarks/results/*.png
 
-The table stands between two comments in README.md and is never typed by hand.
+It stands between two comments in README.md and is never typed by hand: the drawings,
+a table of the set `default`, and short ones of what other sets are there to tell.
 """
 
 import argparse
@@ -11,109 +12,40 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
 
+from . import drawings
 from .cases import SETS
 from .harness import RESULTS
+from .summary import (
+    LABELS,
+    block_name,
+    dense_name,
+    kind,
+    points_of,
+    right,
+    step,
+    summarise,
+)
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
-OURS, DENSE = "numba_bs", "dense"
-LABELS = {"forward": "forward", "grad_x": "dX", "grad_w": "dW"}
-
-
-class Summary(NamedTuple):
-    """What a point says: rates in TFLOP/s, None where there is none."""
-
-    entry: dict  # numba_bs's own
-    ours: float | None
-    ours_called: float | None
-    best: float | None  # the best peer that is sparse, right and as exact
-    best_name: str  # with a star if its kernel time has host time in it
-    best_called: float | None
-    dense: float | None  # the dense product's own rate
-    break_even: float | None  # the density below which numba_bs beats dense
-
-    @property
-    def speedup(self) -> float | None:
-        """Return how many times faster than the best peer, kernels alone."""
-        return self.ours / self.best if self.ours and self.best else None
-
-    @property
-    def speedup_called(self) -> float | None:
-        """Return how many times faster than the best peer, as called."""
-        both = self.ours_called and self.best_called
-        return self.ours_called / self.best_called if both else None
-
-    @property
-    def share_of_dense(self) -> float | None:
-        """Return the rate as a share of the dense product's rate."""
-        return self.ours / self.dense if self.ours and self.dense else None
-
-
-def _right(entry) -> bool:
-    return "reason" not in entry and entry.get("passed", True)
-
-
-def summarise(point: dict) -> Summary:
-    """Return what the entry of one point says."""
-    peers = point["peers"]
-    entry = peers.get(OURS, {"reason": "not measured"})
-    ours = entry["tflops"] if _right(entry) else None
-    called = entry["tflops_called"] if _right(entry) else None
-    others = {
-        name: found
-        for name, found in peers.items()
-        if name != OURS and _right(found) and found["comparable"]
-    }
-    best_name = max(others, key=lambda name: others[name]["tflops"], default="")
-    best = others[best_name]["tflops"] if others else None
-    if others and not others[best_name].get("held", True):
-        best_name += "*"
-    best_called = max((o["tflops_called"] for o in others.values()), default=None)
-    dense = break_even = None
-    if DENSE in peers and _right(peers[DENSE]):
-        # The dense product does the work of absent blocks as well.
-        share = peers[DENSE]["tflops"]
-        dense = share / point["density"] if point["density"] else None
-        break_even = point["density"] * ours / share if ours else None
-    return Summary(entry, ours, called, best, best_name, best_called, dense, break_even)
-
-
-def step(points: dict[str, dict]) -> tuple[float, str] | None:
-    """Return how much faster forward, dX and dW are together, and than which peer.
-
-    A peer that needs a transposed copy of A for dX pays for making it anew: the
-    values change at every step. torch's tuned product takes its dW from torch, since
-    there is nothing to tune.
-    """
-    if set(points) != set(LABELS):
-        return None
-    names = {name: (name,) for name in points["forward"]["peers"] if name != OURS}
-    if "torch tuned" in names:
-        names["torch tuned"] = ("torch tuned", "torch")
-    totals = {name: _total(points, wanted) for name, wanted in names.items()}
-    totals = {name: total for name, total in totals.items() if total is not None}
-    ours = _total(points, (OURS,))
-    if ours is None or not totals:
-        return None
-    best = min(totals, key=totals.get)
-    return totals[best] / ours, best
-
-
-def _total(points, names) -> float | None:
-    """Return the ms that three ops take, each by the first name that serves it."""
-    total = 0.0
-    for point in points.values():
-        found = (point["peers"].get(name, {"reason": "not there"}) for name in names)
-        right = [e for e in found if _right(e) and e["comparable"]]
-        if not right:
-            return None
-        total += right[0]["kernel_ms"][1] + right[0].get("refresh_ms", 0.0)
-    return total
+# By the end of the file's name, in the order of README; and what is said for those
+# who cannot see them.
+DRAWINGS = {
+    "density": (
+        drawings.draw_density,
+        "forward rate against density for each block size, beside the best peer, and "
+        "the line below which the dense product is faster",
+    ),
+    "roofline": (
+        drawings.draw_roofline,
+        "rates of forward, dX and dW under the limits set by a copy and by the dense "
+        "product",
+    ),
+}
 
 
 def _number(value, form="{:.3g}") -> str:
@@ -121,6 +53,11 @@ def _number(value, form="{:.3g}") -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 100 else form.format(value)
+
+
+def _times(ratio: float) -> str:
+    """Return a ratio as text."""
+    return f"{ratio:.{2 if ratio < 9.995 else 1}f}x"
 
 
 def _density(value) -> str:
@@ -170,77 +107,220 @@ def matmul_table(content: dict, names: list[str]) -> Table:
     return table
 
 
-def markdown(content: dict, file: str) -> str:
-    """Return the table of one result file for README.md."""
+def markdown(content: dict, path: Path) -> str:
+    """Return what README.md shows of one result file.
+
+    The drawings that lie beside the file; the points of the set `default` (or all, if
+    none are of it); what other sets tell.
+    """
+    shown = points_of(content, "default")
+    parts = [
+        f"**{content['header']['device']}**, {content['header']['date'][:10]}.",
+        *(f"incomplete: {part}." for part in incomplete(content)),
+        *_pictures(content, path),
+        _main_table(shown or points_of(content)),
+    ]
+    if shown:
+        parts += [_precisions(content), _scale_free(content), _odd_width(content)]
+        parts += [_small(content), _rest(content)]
+    parts.append(_provenance(content, path))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _pictures(content, path) -> list[str]:
+    device = content["header"]["device"]
+    return [
+        f"![{device}: {text}](benchmarks/results/{picture.name})"
+        for name, (_, text) in DRAWINGS.items()
+        if (picture := picture_path(path, name)).exists()
+    ]
+
+
+def picture_path(path: Path, name: str) -> Path:
+    """Return where a drawing of a result file lies."""
+    return path.with_name(f"{path.stem}_{name}.png")
+
+
+def _main_table(points) -> str:
+    text = (
+        "TFLOP/s of stored blocks; in brackets: times the rate of the best peer, and "
+        "its name. All three: time of forward + dX + dW of the best peer over that of "
+        "numba_bs. Dense: the dense product; below the density in the last column "
+        "forward is faster than it. What the peers are: "
+        "[benchmarks/README.md](benchmarks/README.md#peers)."
+    )
+    table = _table(points, _against_best, dense=True)
+    stars = (
+        "`*`: this peer's time includes the host's: it launches more slowly than its "
+        "kernels run, or waits for the GPU."
+    )
+    return "\n\n".join([text, table, *([stars] if "*" in table else [])])
+
+
+def _precisions(content) -> str:
+    points = points_of(content, "precisions")
+    if not points:
+        return ""
+    return (
+        "### Other precisions\n\n"
+        'As above: float32 with `precision=` "tf32" (beside peers in TF32) and '
+        '"tf32x3" (as exact as float32), and float64.\n\n'
+        + _table(points, _against_best, dense=True)
+    )
+
+
+def _scale_free(content) -> str:
+    def same(point, other):
+        patterns = point["pattern"], other["pattern"]
+        return patterns == ("power-law", "uniform") and _alike(
+            point, other, "N", "blocks"
+        )
+
+    table = _twins_table(content, same)
+    return table and (
+        "### Scale-free layouts\n\n"
+        "A few block rows much longer than the others (Barabasi-Albert). TFLOP/s; in "
+        "brackets: over a uniform layout with as many blocks.\n\n" + table
+    )
+
+
+def _odd_width(content) -> str:
+    def same(point, other):
+        widths = point["N"], other["N"]
+        return widths == (8191, 8192) and _alike(point, other, "pattern", "density")
+
+    table = _twins_table(content, same)
+    return table and (
+        "### Odd sizes\n\nTFLOP/s where N is 8191; in brackets: over N = 8192.\n\n"
+        + table
+    )
+
+
+def _alike(point, other, *more) -> bool:
+    """Whether two points are of the same operation, dtype, A's shape and these."""
+    names = "op", "dtype", "precision", "M", "K", "blocksize", *more
+    return all(point.get(name) == other.get(name) for name in names)
+
+
+def _twins_table(content, same) -> str:
+    """Return a table of points beside others that ``same`` pairs them with."""
+    points = points_of(content)
+    twins = {}
+    for point in points:
+        found = [other for other in points if same(point, other)]
+        if found:
+            twins[point["case"], point["op"]] = found[0]
+
+    def cell(point):
+        ours = summarise(point).ours
+        twin = summarise(twins[point["case"], point["op"]]).ours
+        ratio = f" ({ours / twin:.2f})" if ours and twin else ""
+        return f"{_number(ours)}{ratio}"
+
+    chosen = [point for point in points if (point["case"], point["op"]) in twins]
+    return _table(chosen, cell) if chosen else ""
+
+
+def _small(content) -> str:
+    points = points_of(content, "small")
+    if not points:
+        return ""
+    return (
+        "### Small products\n\n"
+        "By the host's clock, from the call until the GPU is done: TFLOP/s, times "
+        "the best peer.\n\n" + _table(points, _as_called)
+    )
+
+
+def _rest(content) -> str:
+    """Return the points of sets that have no table of their own, folded away."""
+    points = points_of(content, "blocks", "patterns", "dtypes", "widths")
+    told = points_of(content, "default", "precisions", "scale-free")
+    shown = {point["case"] for point in told}
+    points = [p for p in points if p["case"] not in shown and p["N"] != 8191]
+    if not points:
+        return ""
+    table = _table(points, _against_best, dense=True)
+    summary = "Other blocks, patterns, dtypes and widths"
+    return f"<details><summary>{summary}</summary>\n\n{table}\n\n</details>"
+
+
+def _provenance(content, path) -> str:
     header = content["header"]
-    versions = header["versions"]
+    versions, commit = header["versions"], header["commit"]
     shown = ("numba-cuda", "torch", "triton", "stanford-stk", "blksprs", "numpy")
     software = [f"{name} {versions[name]}" for name in shown if name in versions]
     if header.get("driver"):
         software.insert(0, f"driver {header['driver']}")
-    lines = [
-        f"{header['device']}, {header['date'][:10]}, commit `{header['commit']}`, "
-        f"{', '.join(software)}; inputs {header['inputs']}. From "
-        f"[`{file}`](benchmarks/results/{file}).",
-        *(f"\nincomplete: {part}." for part in incomplete(content)),
-        "",
-        "TFLOP/s count stored blocks only; in brackets: over the best peer, and its "
-        "name. All three: time of forward + dX + dW of the best peer over that of "
-        "numba_bs. What torch tuned, stk, blksprs and the others are: "
-        "[benchmarks/README.md](benchmarks/README.md#peers).",
-        "",
-        "`*`: this peer's time includes the host's: it launches more slowly than its "
-        "kernels run, or waits for the GPU.",
-        "",
-        "| dtype | M x K x N | block | density | forward | dX | dW | all three | dense "
-        "| beats dense below density |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    rows: dict[tuple, dict[str, dict]] = {}
-    for point in content["points"]:
-        if not point["complete"]:
-            continue
-        R, C = point["blocksize"]
-        density = f"{point['density']:.2g}"
-        if point["pattern"] != "uniform":
-            density += f", {point['pattern']}"
-        size = f"{point['M']} x {point['K']} x {point['N']}"
-        key = (point["dtype"], size, f"{R}x{C}", density)
-        rows.setdefault(key, {})[point["op"]] = point
-    for key, points in rows.items():
-        ops = {op: summarise(point) for op, point in points.items()}
-        cells = [_cell(ops.get(op)) for op in LABELS]
-        both = step(points)
-        cells.append(f"{_number(both[0], '{:.2f}')}x {both[1]}" if both else "-")
-        cells += _dense_cells(points.get("forward"))
-        lines.append(f"| {' | '.join((*key, *cells))} |")
+    changed = "+" if commit.endswith("+") else ""
+    text = (
+        f"Commit `{commit.rstrip('+')[:12]}{changed}`, {', '.join(software)}; inputs "
+        f"{header['inputs']}. All that was measured: "
+        f"[`{path.name}`](benchmarks/results/{path.name})."
+    )
     missing = content.get("missing") or {}
-    if missing:
-        reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        lines += ["", f"Peers left out: {reasons}."]
-    return "\n".join(lines)
+    reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    return f"{text} Peers left out: {reasons}." if missing else text
 
 
-def incomplete(content: dict) -> list[str]:
-    """Return which sets of points were begun and not ended, in words.
+def _table(points, cell, dense=False) -> str:
+    """Return a table with a row for each case and a column for each operation.
 
-    A file that does not say what was wanted is taken for the smallest set that has
-    all its points.
+    Parameters
+    ----------
+    points : list
+    cell : function
+        Of a point: what stands in its column.
+    dense : bool
+        Whether to show the step of all three, and the dense product.
     """
-    done = [point["case"] for point in content["points"] if point["complete"]]
-    wanted = content.get("wanted")
-    if wanted is None:
-        names = {name: {case.name for case in cases} for name, cases in SETS.items()}
-        fitting = [name for name in names if set(done) <= names[name]]
-        smallest = sorted(fitting, key=lambda name: len(names[name]))[:1]
-        wanted = {name: len(names[name]) * len(LABELS) for name in smallest}
-    parts = []
-    for name, count in wanted.items():
-        names = {case.name for case in SETS.get(name, ())}
-        found = sum(case in names for case in done)
-        if found < count:
-            parts.append(f"stopped after {found} of {count} points of set `{name}`")
-    return parts
+    points = list(points)
+    sizes = {(point["M"], point["K"], point["N"]) for point in points}
+    patterns = {point["pattern"] for point in points}
+    head = ["dtype", "block", "density", *LABELS.values()]
+    if len(patterns) > 1:
+        head.insert(1, "layout")
+    if len(sizes) > 1:
+        head.insert(1, "M x K x N")
+    if dense:
+        head += ["all three", "dense", "beats dense below"]
+    rows: dict[tuple, dict[str, dict]] = {}
+    for point in points:
+        key = [kind(point), block_name(point), f"{point['density']:.2g}"]
+        if len(patterns) > 1:
+            key.insert(1, point["pattern"])
+        if len(sizes) > 1:
+            key.insert(1, f"{point['M']} x {point['K']} x {point['N']}")
+        rows.setdefault(tuple(key), {})[point["op"]] = point
+    lines = [head, ["---"] * len(head)]
+    for key, row in rows.items():
+        cells = [cell(row[op]) if op in row else "-" for op in LABELS]
+        if dense:
+            both = step(row)
+            cells.append(f"{_times(both[0])} {both[1]}" if both else "-")
+            cells += _dense_cells(row.get("forward"))
+        lines.append([*key, *cells])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if len(sizes) > 1:
+        return table
+    (M, K, N), *_ = sizes
+    return f"A of {M} x {K}, times {K} x {N}:\n\n{table}"
+
+
+def _against_best(point) -> str:
+    """Return the rate, and the ratio to the best peer."""
+    s = summarise(point)
+    if s.speedup is None:
+        return _number(s.ours)
+    return f"{_number(s.ours)} ({_times(s.speedup)} {s.best_name})"
+
+
+def _as_called(point) -> str:
+    """Return the rate by the host's clock, and the ratio to the best peer's."""
+    s = summarise(point)
+    if s.speedup_called is None:
+        return _number(s.ours_called)
+    return f"{_number(s.ours_called)} ({_times(s.speedup_called)})"
 
 
 def _dense_cells(point) -> list[str]:
@@ -249,18 +329,37 @@ def _dense_cells(point) -> list[str]:
         return ["-", "-"]
     s, tf32 = summarise(point), point["peers"].get("dense TF32", {"reason": ""})
     dense = _number(s.dense)
-    if _right(tf32) and point["density"]:
+    if right(tf32) and point["density"] and dense_name(point) != "dense TF32":
         dense += f" (TF32 {_number(tf32['tflops'] / point['density'])})"
     return [dense, _density(s.break_even)]
 
 
-def _cell(s: Summary | None) -> str:
-    if s is None or s.ours is None:
-        return "-"
-    if s.speedup is None:
-        return _number(s.ours)
-    ratio = _number(s.speedup, "{:.2f}")
-    return f"{_number(s.ours)} ({ratio}x {s.best_name})"
+def incomplete(content: dict) -> list[str]:
+    """Return which sets of points were begun and not ended, in words.
+
+    A file that does not say what was wanted is taken for the smallest set that has
+    all its points.
+    """
+    done = points_of(content)
+    wanted = content.get("wanted")
+    if wanted is None:
+        cases = {point["case"] for point in done}
+        names = {name: {case.name for case in points} for name, points in SETS.items()}
+        fitting = [name for name in names if cases <= names[name]]
+        smallest = sorted(fitting, key=lambda name: len(names[name]))[:1]
+        wanted = {name: dict.fromkeys(LABELS, len(names[name])) for name in smallest}
+    parts = []
+    for name, counts in wanted.items():
+        names = {case.name for case in SETS.get(name, ())}
+        ops = [point["op"] for point in done if point["case"] in names]
+        if isinstance(counts, int):  # as older files have it: of all operations
+            found, count = len(ops), counts
+        else:
+            count = sum(counts.values())
+            found = sum(min(most, ops.count(op)) for op, most in counts.items())
+        if found < count:
+            parts.append(f"stopped after {found} of {count} points of set `{name}`")
+    return parts
 
 
 def rewrite(readme: Path, text: str):
@@ -294,108 +393,8 @@ def newest(folder: Path, stem: str = "matmul") -> list[Path]:
     return [path for _, path in sorted(latest.values(), reverse=True)]
 
 
-def draw_density(content: dict, path: Path):
-    """Draw speed against density, a line for each block size, a panel each dtype."""
-    plt = _pyplot()
-    points = [
-        p
-        for p in content["points"]
-        if p["complete"] and p["op"] == "forward" and p["pattern"] == "uniform"
-    ]
-    panels = list(dict.fromkeys((p["dtype"], p["M"], p["K"], p["N"]) for p in points))
-    if not panels:
-        raise ValueError(f"{path}: no uniform forward points to draw")
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 4), squeeze=False
-    )
-    for ax, panel in zip(axes[0], panels, strict=True):
-        dtype, M, K, N = panel
-        lines: dict[str, list] = {}
-        for p in points:
-            if (p["dtype"], p["M"], p["K"], p["N"]) != panel:
-                continue
-            s, (R, C) = summarise(p), p["blocksize"]
-            lines.setdefault(f"{R}x{C}", []).append((p["density"], s.ours, s.best))
-        for number, (block, found) in enumerate(lines.items()):
-            density, ours, best = zip(*sorted(found, key=lambda f: f[0]), strict=True)
-            colour = f"C{number}"
-            ax.plot(density, _gaps(ours), "o-", color=colour, label=f"block {block}")
-            ax.plot(density, _gaps(best), "x:", color=colour)
-        ax.set(
-            xlabel="density",
-            ylabel="TFLOP/s of stored blocks",
-            title=f"{dtype}, {M} x {K} x {N}, forward",
-            ylim=(0, None),
-        )
-        ax.legend(title="line: numba_bs, dotted: best peer", fontsize="small")
-    figure.suptitle(content["header"]["device"])
-    _save(plt, figure, path)
-
-
-def draw_roofline(content: dict, path: Path):
-    """Draw every point against the measured copy and dense matmul of the same run."""
-    plt = _pyplot()
-    copy = content["ceilings"]["copy_gbs"] * 1e9
-    points = [p for p in content["points"] if p["complete"]]
-    figure, ax = plt.subplots(figsize=(7, 5))
-    dtypes = list(dict.fromkeys(p["dtype"] for p in points))
-    markers = {"forward": "o", "grad_x": "s", "grad_w": "^"}
-    for number, dtype in enumerate(dtypes):
-        colour, here = f"C{number}", [p for p in points if p["dtype"] == dtype]
-        rates = [s.dense for s in map(summarise, here) if s.dense]
-        if rates:
-            top = max(rates) * 1e12
-            low = min(p["flops"] / p["bytes"] for p in points) / 2
-            high = max(p["flops"] / p["bytes"] for p in points) * 2
-            roof = [low, min(max(top / copy, low), high), high]
-            ax.plot(
-                roof,
-                [min(top, copy * i) / 1e12 for i in roof],
-                color=colour,
-                label=f"{dtype}: copy and dense matmul",
-            )
-        for op, marker in markers.items():
-            found = [(p, summarise(p)) for p in here if p["op"] == op]
-            xy = [(p["flops"] / p["bytes"], s.ours) for p, s in found if s.ours]
-            if xy:
-                label = f"{dtype} {LABELS[op]}"
-                ax.plot(*zip(*xy, strict=True), marker, color=colour, label=label)
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="useful FLOP per byte of operands",
-        ylabel="TFLOP/s of stored blocks",
-        title=content["header"]["device"],
-    )
-    ax.legend(fontsize="small")
-    _save(plt, figure, path)
-
-
-def _gaps(values):
-    return [float("nan") if value is None else value for value in values]
-
-
-def _pyplot():
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError(
-            "--plot: matplotlib must be installed; pip install 'numba-bs[plot]'"
-        ) from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _save(plt, figure, path):
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def main(argv=None) -> int:
-    """Rewrite README's table from the newest results."""
+    """Rewrite what README shows from the newest results."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.report", description=__doc__.split("\n")[0]
     )
@@ -403,28 +402,28 @@ def main(argv=None) -> int:
     add("files", nargs="*", type=Path, help="result files (default: each GPU's newest)")
     add("--readme", type=Path, default=README)
     add("--plot", action="store_true", help="draw roofline and speed against density")
-    add("--print", action="store_true", help="print the table, leave README.md alone")
+    add("--print", action="store_true", help="print it, leave README.md alone")
     options = parser.parse_args(argv)
     files = options.files or newest(RESULTS)
     if not files:
         print(f"no results of a GPU in {RESULTS}: run benchmarks.bench_matmul there")
         return 2
     contents = {path: json.loads(path.read_text()) for path in files}
-    text = "\n\n".join(markdown(c, path.name) for path, c in contents.items())
+    if options.plot:
+        try:
+            for path, content in contents.items():
+                for name, (draw, _) in DRAWINGS.items():
+                    draw(content, picture_path(path, name))
+        except (ImportError, ValueError) as error:
+            print(error)
+            return 2
+    text = "\n\n".join(markdown(c, path) for path, c in contents.items())
     if options.print:
         print(text)
     else:
         try:
             rewrite(options.readme, text)
         except (OSError, ValueError) as error:
-            print(error)
-            return 2
-    if options.plot:
-        try:
-            for path, content in contents.items():
-                draw_roofline(content, path.with_name(f"{path.stem}_roofline.png"))
-                draw_density(content, path.with_name(f"{path.stem}_density.png"))
-        except ImportError as error:
             print(error)
             return 2
     return 0

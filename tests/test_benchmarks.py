@@ -8,9 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import bench_matmul, cases, harness, peers, problems, report
+from benchmarks import (
+    bench_matmul,
+    cases,
+    drawings,
+    harness,
+    peers,
+    problems,
+    report,
+    summary,
+)
 from benchmarks.cases import Case
-from numba_bs import Layout
+from numba_bs import Layout, dtypes
 
 SMALL = Case("fp32", 64, 48, 20, (8, 4), 0.3)
 
@@ -44,6 +53,43 @@ def test_case_names_differ():
     for name, points in cases.SETS.items():
         names = [case.name for case in points]
         assert len(set(names)) == len(names), name
+
+
+def test_all_are_the_points_of_every_set_for_a_gpu():
+    left_out = {"all", "quick", "cpu", "cpu-quick"}
+    every = {case for name in cases.SETS.keys() - left_out for case in cases.SETS[name]}
+    assert set(cases.SETS["all"]) == every
+    assert cases.SETS["small"]
+
+
+def test_the_precision_is_part_of_a_name():
+    name = SMALL.name
+    assert SMALL._replace(precision="tf32").name == f"{name}/tf32"
+    assert name.endswith("uniform")  # as files have it that know no precision
+    found = {(case.dtype, case.precision) for case in cases.SETS["precisions"]}
+    assert found == {("fp32", "tf32"), ("fp32", "tf32x3"), ("fp64", None)}
+
+
+def test_a_scale_free_layout_has_a_uniform_one_of_as_many_blocks():
+    points = cases.SETS["scale-free"]
+    assert {case.blocksize for case in points} == {(32, 32), (128, 128)}
+    for case, twin in zip(points[::2], points[1::2], strict=True):
+        longest = []
+        for each, pattern in ((case, "power-law"), (twin, "uniform")):
+            assert each.pattern == pattern
+            longest.append(np.diff(cases.make_layout(each).indptr).max())
+        assert case[:5] == twin[:5]
+        assert cases.make_layout(case).blocks == cases.make_layout(twin).blocks
+        assert longest[0] > 1.3 * longest[1]
+
+
+def test_an_odd_width_has_an_even_one_beside_it():
+    points = cases.SETS["widths"]
+    odd = [case for case in points if case.N == 8191]
+    assert {(c.dtype, c.blocksize[0]) for c in odd} == {
+        (dtype, R) for dtype in ("bf16", "fp32") for R in (16, 32, 64, 128)
+    }
+    assert {case._replace(N=8192) for case in odd} <= set(points)
 
 
 @pytest.mark.parametrize("pattern", cases.PATTERNS)
@@ -111,6 +157,72 @@ def test_results_of_host_peers_pass(problem, peer, ops):
 def test_wrong_results_do_not_pass(problem, op, spoil):
     result = spoil(right_result(problem, op))
     assert not problems.check(problem, op, result).within(peers.Peer.slack)
+
+
+def rounded(x, bits):
+    """Return float32 rounded to that many bits."""
+    x = np.asarray(x, np.float32)
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.round(fraction * 2**bits), exponent - bits).astype(np.float32)
+
+
+def product_of_parts(problem, op, precision):
+    """Return the result of an operation whose operands were rounded beforehand."""
+    operands = {
+        "forward": (problem.dense(), problem.x),
+        "grad_x": (problem.dense().T, problem.grad_y),
+        "grad_w": (problem.grad_y, problem.x.T),
+    }[op]
+    bits = {"bf16": 8, None: 24}.get(precision, 11)
+    high = [rounded(operand, bits) for operand in operands]
+    result = high[0] @ high[1]
+    if precision == "tf32x3":
+        low = [rounded(o - h, bits) for o, h in zip(operands, high, strict=True)]
+        result = result + high[0] @ low[1] + low[0] @ high[1]
+    return problem.stored(result) if op == "grad_w" else result
+
+
+# So long that the bound of its sums would let operands of 11 bits pass.
+LONG = Case("fp32", 32, 3072, 2560, (16, 16), 0.8)
+
+
+@pytest.fixture(scope="module")
+def long_problem():
+    return problems.Problem(LONG, harness.HostMachine())
+
+
+@pytest.mark.parametrize("op", problems.OPS)
+def test_precisions_are_told_apart(long_problem, op):
+    # What was asked for, and which products of rounded operands do for it.
+    served = {
+        None: {None, "tf32x3"},
+        "tf32x3": {None, "tf32x3"},
+        "tf32": {None, "tf32x3", "tf32"},
+    }
+    for made in (None, "tf32x3", "tf32", "bf16"):
+        result = product_of_parts(long_problem, op, made)
+        for asked, fitting in served.items():
+            rounding = problems.ROUNDING[asked]
+            found = problems.check(long_problem, op, result, rounding)
+            assert found.within(1.0) == (made in fitting), (asked, made, found)
+            assert found.within(1.0) == (found.share <= 1.0)
+
+
+def test_the_limit_of_an_error_has_no_slack():
+    found = problems.Check(error=3e-4, excess=0.1, complete=True, limit=1e-4)
+    assert not found.within(8.0)
+    assert found.share == pytest.approx(3.0)
+    assert found._replace(error=1e-5).within(8.0)
+
+
+def test_two_parts_lose_what_is_said(rng):
+    exact = rng.standard_normal(10_000).astype(np.float32)
+    high = rounded(exact, 11)
+    lost = np.abs(exact - high) / np.abs(exact)
+    assert lost.max() <= problems.ROUNDING["tf32"].operand
+    assert lost.max() > dtypes.unit_roundoff(np.dtype(np.float16)) / 2
+    rest = np.abs(exact - high - rounded(exact - high, 11)) / np.abs(exact)
+    assert rest.max() <= problems.ROUNDING["tf32x3"].operand
 
 
 def test_results_of_a_wrong_shape_are_refused(problem):
@@ -225,6 +337,92 @@ def test_configurations_of_torch_divide_n(n):
 
 def test_no_tile_divides_an_odd_n():
     assert peers.torch_configs(8191) == []
+
+
+@pytest.mark.parametrize("precision", [None, "tf32", "tf32x3"])
+def test_numba_bs_is_asked_for_the_precision(monkeypatch, precision):
+    asked = []
+
+    def take_down(*operands, out, precision):
+        asked.append(precision)
+
+    for name in ("matmul", "sddmm"):
+        monkeypatch.setattr(peers.bs, name, take_down)
+    case = SMALL._replace(precision=precision)
+    problem = problems.Problem(case, harness.HostMachine())
+    for op in problems.OPS:
+        peers.NumbaBsHost().prepare(op, problem).call()
+    assert asked == [precision] * 3
+    assert peers.NumbaBs().rounding(case) == problems.ROUNDING[precision]
+
+
+def test_tf32_is_ranked_where_it_was_asked_for():
+    tf32 = SMALL._replace(precision="tf32")
+    exact = [SMALL, SMALL._replace(precision="tf32x3")]
+    for peer in (peers.BlksprsTF32(), peers.TorchTunedTF32()):
+        assert peer.comparable(tf32)
+        assert not any(peer.comparable(case) for case in exact)
+    for case in (tf32, *exact):
+        assert peers.NumbaBs().comparable(case)
+        assert peers.TorchTuned().comparable(case)
+        assert not peers.DenseTF32().comparable(case)
+
+
+class FakeKernel:
+    """Takes down what it is launched with."""
+
+    def __init__(self):
+        self.launched = []
+
+    def __getitem__(self, grid):
+        return lambda *given, **named: self.launched.append((grid, given, named))
+
+
+def test_kernels_of_torch_multiply_in_tf32_for_a_while():
+    kernels = FakeKernel(), FakeKernel()
+    module = SimpleNamespace(tl=SimpleNamespace(float32="float32"))
+    module._bsr_strided_addmm_kernel, module._sampled_addmm_kernel = kernels
+
+    def launch():
+        for name in ("_bsr_strided_addmm_kernel", "_sampled_addmm_kernel"):
+            kernel = getattr(module, name)
+            kernel[1, 2](7, acc_dtype="float64", allow_tf32=False, num_warps=4)
+
+    def fail():
+        with peers.tf32_kernels(module):
+            launch()
+            raise RuntimeError("out of resource")
+
+    with pytest.raises(RuntimeError, match="out of resource"):
+        fail()
+    launch()  # as torch means it, although the first ended badly
+    forced = {"acc_dtype": "float32", "allow_tf32": True, "num_warps": 4}
+    meant = {"acc_dtype": "float64", "allow_tf32": False, "num_warps": 4}
+    for kernel in kernels:
+        assert kernel.launched == [((1, 2), (7,), forced), ((1, 2), (7,), meant)]
+
+
+def test_tuned_parameters_are_those_of_what_is_computed(monkeypatch):
+    names = []
+
+    def parameters(peer, machine, name, N, call):
+        names.append(name)
+        return {}, ""
+
+    ops = SimpleNamespace(bsr_dense_addmm=None)
+    monkeypatch.setitem(sys.modules, "torch.sparse._triton_ops", ops)
+    monkeypatch.setattr(peers.TorchTuned, "_parameters", parameters)
+    values = SimpleNamespace(shape=(9, 16, 16))
+    bsr = SimpleNamespace(values=lambda: values, shape=(64, 48))
+    dense = SimpleNamespace(new_empty=lambda shape: None, shape=(48, 16))
+    case = Case("fp32", 64, 48, 16, (16, 16), 0.3)
+    for precision in (None, "tf32", "tf32x3"):
+        problem = SimpleNamespace(
+            case=case._replace(precision=precision), machine=None, grad_y=None
+        )
+        peers.TorchTuned()._product(problem, bsr, dense)
+        peers.TorchTunedTF32()._product(problem, bsr, dense)
+    assert names == [f"{case.name}/64x48", f"{case.name}/64x48/tf32"] * 3
 
 
 class FakeSweep:
@@ -378,7 +576,7 @@ def test_run_on_the_host(tmp_path, capsys, monkeypatch):
     code, (content,) = run(tmp_path, *only)
     assert code == 0
     header = content["header"]
-    assert content["wanted"] == {"cpu-quick": 3}
+    assert content["wanted"] == {"cpu-quick": dict.fromkeys(problems.OPS, 1)}
     assert [path.name[:11] for path in tmp_path.iterdir()] == ["matmul_cpu_"]
     assert header["gpu"] is None
     assert header["commit"] == "abc"
@@ -453,7 +651,7 @@ def test_peers_fail_without_stopping_the_run(problem, tmp_path):
     }
     assert entries["refuse"] == {"reason": "blocks of 128 only"}
     assert not entries["wrong"]["passed"]
-    assert report.summarise(point).best is None
+    assert summary.summarise(point).best is None
     assert "wrong 0" in bench_matmul._brief(point)
     assert results.find(SMALL.name, "forward") == point
 
@@ -529,7 +727,7 @@ def made_up():
 
 def test_summary():
     content = made_up()
-    s = report.summarise(content["points"][0])
+    s = summary.summarise(content["points"][0])
     assert (s.ours, s.best, s.best_name) == (20.0, 10.0, "torch tuned")
     assert s.speedup == 2.0
     assert s.dense == 40.0  # with the work of absent blocks: 10 / 0.25
@@ -537,11 +735,21 @@ def test_summary():
     assert s.break_even == pytest.approx(4.0 / 2.0 * 0.25)
     # torch tuned: 4 + (4 + 2 for the copy) + 8 of torch, to 3 x 2.
     points = {point["op"]: point for point in content["points"]}
-    assert report.step(points) == (pytest.approx(3.0), "torch tuned")
+    assert summary.step(points) == (pytest.approx(3.0), "torch tuned")
     del points["grad_w"]
-    assert report.step(points) is None
+    assert summary.step(points) is None
     content["points"][0]["peers"]["torch tuned"]["held"] = False
-    assert report.summarise(content["points"][0]).best_name == "torch tuned*"
+    assert summary.summarise(content["points"][0]).best_name == "torch tuned*"
+
+
+def test_tf32_is_measured_against_the_dense_product_in_tf32():
+    point = made_up()["points"][0]
+    for precision, dense in ((None, 40.0), ("tf32x3", 40.0), ("tf32", 160.0)):
+        point["precision"] = precision
+        s = summary.summarise(point)
+        assert s.dense == dense
+        assert s.break_even == pytest.approx(20.0 / dense)
+        assert summary.kind(point) == (precision or "fp32")
 
 
 def test_report_rewrites_between_its_comments(tmp_path, capsys):
@@ -554,12 +762,15 @@ def test_report_rewrites_between_its_comments(tmp_path, capsys):
     options = [str(source), "--readme", str(readme)]
     assert report.main(options) == 0
     text = readme.read_text()
-    assert text.startswith(f"before\n{report.BEGIN}\nFake, 2026-01-02, commit `abc`")
+    assert text.startswith(f"before\n{report.BEGIN}\n**Fake**, 2026-01-02.\n")
     assert text.endswith(f"{report.END}\nafter\n")
     assert "old" not in text
-    assert "| 20 (2.00x torch tuned) | 20 (2.00x torch tuned) |" in text
+    assert "Commit `abc`, driver 1; inputs standard normal." in text
+    assert "A of 64 x 48, times 48 x 20:" in text
+    assert "| fp32 | 8x4 | 0.25 | 20 (2.00x torch tuned) | 20 (2.00x torch" in text
     assert "| 3.00x torch tuned | 40 (TF32 160) | 0.50 |" in text
     assert "blksprs is not installed" in text
+    assert "![" not in text  # no drawings were made
     assert report.main(options) == 0
     assert readme.read_text() == text
     readme.write_text("no comments")
@@ -568,14 +779,92 @@ def test_report_rewrites_between_its_comments(tmp_path, capsys):
     assert "must stand there once" in capsys.readouterr().out
 
 
-def test_report_says_what_is_incomplete():
+def test_drawings_stand_above_the_table(tmp_path):
+    names = ["matmul_fake_density.png", "matmul_fake_roofline.png"]
+    for name in names:
+        (tmp_path / name).touch()
+    text = report.markdown(made_up(), tmp_path / "matmul_fake.json")
+    links = [line for line in text.splitlines() if line.startswith("![Fake: ")]
+    assert [line.split("](")[1] for line in links] == [
+        f"benchmarks/results/{name})" for name in names
+    ]
+    assert text.index(links[1]) < text.index("| dtype |")
+
+
+def results_of(*names, ours=20.0):
+    """Return results of sets, the rate of numba_bs given or a function of the case."""
+    content = made_up()
+    template, content["points"] = content["points"][0], []
+    for case in dict.fromkeys(case for name in names for case in cases.SETS[name]):
+        layout = cases.make_layout(case)
+        rate = ours(case) if callable(ours) else ours
+        for op in problems.OPS:
+            point = {**template, "case": case.name, "op": op, **case._asdict()}
+            point.update(density=layout.density, blocks=layout.blocks)
+            point["peers"] = {**template["peers"], "numba_bs": entry(2.0, rate)}
+            content["points"].append(point)
+    return content
+
+
+def section(text, heading):
+    """Return the rows of the table below a heading, as lists of cells."""
+    part = text.split(f"### {heading}\n")[1].split("\n###")[0].split("<details>")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| ")]
+    return [row.strip("| ").split(" | ") for row in rows[2:]]
+
+
+def test_what_other_sets_tell_stands_below(tmp_path):
+    def rate(case):
+        slower = 0.9 if case.pattern == "power-law" else 1.0
+        rate = 1000 * round(cases.make_layout(case).density, 4)
+        return rate * slower * (0.8 if case.N == 8191 else 1.0)
+
+    names = "widths", "scale-free", "precisions", "small", "densities", "dtypes"
+    content = results_of(*names, "default", ours=rate)
+    content["points"].reverse()  # the order of sets holds, not that of measuring
+    text = report.markdown(content, tmp_path / "x.json")
+    main = [line for line in text.split("###")[0].splitlines() if line[:2] == "| "]
+    assert len(main) == 2 + len(cases.SETS["default"])
+    assert main[2].startswith("| bf16 | 16 | 0.1 | 100 (10.0x torch tuned) |")
+
+    odd = section(text, "Odd sizes")
+    assert len(odd) == 8
+    assert all(cell.endswith(" (0.80)") for row in odd for cell in row[3:])
+    irregular = section(text, "Scale-free layouts")
+    assert len(irregular) == len(cases.SETS["scale-free"]) // 2
+    assert all(cell.endswith(" (0.90)") for row in irregular for cell in row[-3:])
+    precise = section(text, "Other precisions")
+    assert [row[0] for row in precise] == ["tf32"] * 3 + ["tf32x3"] * 3 + ["fp64"] * 3
+    assert len(section(text, "Small products")) == len(cases.SETS["small"])
+    # 16-bit floats of the set dtypes and two narrow products are folded away.
+    folded = text.split("<details>")[1].split("</details>")[0]
+    shown = [row for row in folded.splitlines() if row.startswith(("| fp16", "| bf16"))]
+    assert len(shown) == 2 + 2
+    assert len(folded.splitlines()) == 2 + 2 + len(shown) + 1
+
+
+def test_a_pair_of_which_one_is_missing_is_not_shown(tmp_path):
+    content = results_of("default", "widths", "scale-free")
+    kept = [p for p in content["points"] if p["pattern"] != "power-law"]
+    content["points"] = [p for p in kept if p["N"] != 8192 or p["dtype"] != "fp32"]
+    text = report.markdown(content, tmp_path / "x.json")
+    assert "Scale-free" not in text
+    assert [row[0] for row in section(text, "Odd sizes")] == ["bf16"] * 4
+
+
+def test_report_says_what_is_incomplete(tmp_path):
     content = made_up()
     assert report.incomplete(content) == []
-    content["wanted"] = {"quick": 5}
-    content["points"][0]["case"] = cases.SETS["quick"][0].name
+    content["wanted"] = {"quick": {"forward": 4, "grad_x": 1}}
+    for point, case in zip(content["points"][1:], cases.SETS["quick"], strict=False):
+        point.update(case=case.name, op="grad_x")
+    # Two points are of the set, but only one more was wanted of their operation.
     (part,) = report.incomplete(content)
     assert part == "stopped after 1 of 5 points of set `quick`"
-    assert f"incomplete: {part}." in report.markdown(content, "x.json")
+    assert f"incomplete: {part}." in report.markdown(content, tmp_path / "x.json")
+    content["wanted"] = {"quick": 5}  # as older files have it
+    (part,) = report.incomplete(content)
+    assert part == "stopped after 2 of 5 points of set `quick`"
     # Files that do not say what was wanted: the smallest set that has their points.
     del content["wanted"], content["points"][1:]
     content["points"][0]["case"] = cases.SETS["default"][0].name
@@ -605,9 +894,107 @@ def test_newest_result_of_each_gpu(tmp_path):
     assert names == ["matmul_a_2026-01-02-2", "matmul_b_2025-01-01"]
 
 
-def test_drawings(tmp_path):
+# --------------------------------------------------------------------- drawings
+
+
+def test_break_even():
+    densities = (0.1, 0.2, 0.4, 0.8)
+    # The dense product runs at 100: a tie at 10, 20, 40 and 80.
+    density, rate, measured = drawings.break_even(densities, (30, 30, 30, 30), 100)
+    assert measured
+    assert density == pytest.approx(0.3, rel=1e-2)
+    assert rate == 30
+    # Half way between 0.2 and 0.4, which is 0.28, the curve is at 30.
+    density, rate, measured = drawings.break_even(densities, (50, 40, 20, 10), 100)
+    assert measured
+    assert 0.28 < density < 0.3
+    assert rate == pytest.approx(100 * density, rel=1e-2)
+    # It ends above the line: where it would meet it.
+    assert drawings.break_even(densities, (30, 50, 70, 90), 100) == (0.9, 90, False)
+    assert drawings.break_even(densities, (30, 50, 70, 101), 100) is None
+    assert drawings.break_even(densities, (5, 6, 7, 8), 100) is None
+    unknown = float("nan")
+    assert drawings.break_even(densities, (50, unknown, 20, 10), 100) is None
+
+
+def test_labels_keep_apart():
+    labels = [(36.5, "64"), (20.0, "16"), (36.1, "128"), (30.0, "32")]
+    assert drawings._apart(labels) == [(20.0, "16"), (30.0, "32"), (36.1, "128, 64")]
+
+
+def drawn(draw, content, path, monkeypatch):
+    """Return the panels of a drawing, once it is made."""
+    panels = []
+    save = drawings._save
+
+    def keep(plt, figure, path):
+        panels.extend(figure.axes)
+        save(plt, figure, path)
+
+    monkeypatch.setattr(drawings, "_save", keep)
+    draw(content, path)
+    assert path.stat().st_size > 10_000
+    return panels
+
+
+def test_density_is_drawn_with_its_break_even(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    report.draw_density(made_up(), tmp_path / "density.png")
-    report.draw_roofline(made_up(), tmp_path / "roofline.png")
+    content = results_of("default", "densities", "scale-free", "widths", ours=10.0)
+    for point in content["points"]:
+        dense = {"tflops": 40.0 * point["density"]}
+        point["peers"]["dense"] = {**point["peers"]["dense"], **dense}
+    draw = drawings.draw_density
+    panels = drawn(draw, content, tmp_path / "density.png", monkeypatch)
+    # Neither odd widths nor layouts of another set have a panel or a point.
+    titles = [panel.get_title() for panel in panels]
+    assert titles == [f"{dtype}, 8192 x 8192 x 8192" for dtype in ("bf16", "fp32")]
+    lines = {name: [] for name in "oDx"}
+    for line in panels[0].get_lines():
+        lines.get(line.get_marker(), []).append(line)
+    assert [len(line.get_xdata()) for line in lines["o"]] == [8] * 4
+    assert len(lines["x"]) == 4
+    for line in lines["D"]:
+        assert line.get_xdata()[0] == pytest.approx(0.25, rel=1e-2)
+        assert line.get_markerfacecolor() == line.get_color()  # it was measured
+    hollow = [line for line in panels[1].get_lines() if line.get_marker() == "D"]
+    tie = panels[0].get_lines()[0]
+    assert tie.get_ydata() == pytest.approx(40 * tie.get_xdata())
+    assert len(lines["D"]) == 4
+    assert len(hollow) == 4
+
+
+def test_roofline_shows_operations_and_block_sizes(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    content = results_of("default", "precisions", "small", ours=10.0)
+    draw = drawings.draw_roofline
+    (panel,) = drawn(draw, content, tmp_path / "roofline.png", monkeypatch)
+    lines = panel.get_lines()
+    cases_shown = len(cases.SETS["default"]) + len(cases.SETS["precisions"])
+    for marker in "os^":
+        shown = [line for line in lines if line.get_marker() == marker]
+        assert len(shown) == cases_shown
+        assert len({line.get_color() for line in shown}) == 5
+    texts = {text.get_text() for text in panel.texts}
+    assert any("16, 32" in text for text in texts)  # all at one height
+
+
+def test_nothing_to_draw(tmp_path):
+    pytest.importorskip("matplotlib")
+    content = made_up()
+    del content["points"][0]  # forward
+    with pytest.raises(ValueError, match="no uniform forward points"):
+        drawings.draw_density(content, tmp_path / "density.png")
+    source = tmp_path / "matmul_fake.json"
+    harness.write_json(source, content)
+    assert report.main([str(source), "--print", "--plot"]) == 2
+
+
+def test_report_draws_what_it_shows(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    source = tmp_path / "matmul_fake.json"
+    harness.write_json(source, made_up())
+    assert report.main([str(source), "--print", "--plot"]) == 0
+    text = capsys.readouterr().out
     for path in tmp_path.glob("*.png"):
-        assert path.stat().st_size > 1000
+        assert f"(benchmarks/results/{path.name})" in text
+    assert len(list(tmp_path.glob("*.png"))) == 2

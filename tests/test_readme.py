@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
 INSTALL = "python -m pip install . && numba-bs demo"
-TEST = "python -m pip install '.[test]' && python -m pytest"
+TEST = "python -m pip install '.[test]' && python -m pytest -n auto"
 
 
 def code(language, text=README):
