@@ -167,17 +167,19 @@ class GroupPlan(NamedTuple):
 
     Invariants: every square belongs to exactly one stage; a stage holds at most
     ``cap`` squares, those of one warpgroup side by side, and the squares of a row
-    come in the order of their columns.
+    come in the order of their columns. The very last stage has no square: it is what
+    rows without a block walk.
     """
 
     item_row: np.ndarray  # (items,) int32, first row of squares
     item_rows: np.ndarray  # (items,) int32, how many
     item_first: np.ndarray  # (items,) int32, first stage
-    item_count: np.ndarray  # (items,) int32, stages; 0: the rows have no block
+    item_count: np.ndarray  # (items,) int32, stages, at least 1
     item_slot: np.ndarray  # (items,) int32, workspace slot; -1: writes ``out``
     stage_first: np.ndarray  # (stages + 1,) int32, first square
     stage_col: np.ndarray  # (stages, stage_cols) int32, columns; -1: none
-    stage_part: np.ndarray  # (stages, parts) int32, first square | count << 8
+    stage_part: np.ndarray  # (stages, parts) int32: first square | count << 8 |
+    # 1 << 16 if the stage is the last of its item
     square_x: np.ndarray  # (squares,) int32, column in the values (rows, columns)
     square_y: np.ndarray  # (squares,) int32, row there
     square_word: np.ndarray  # (squares,) int32: row of its part, column of the stage
@@ -246,7 +248,7 @@ def group_plan(
         stage_begins[first_unit[over] + (units[over] + 1) // 2] = True
     stage_of_unit = np.cumsum(stage_begins) - 1
     column = np.arange(len(unit_col)) - first_unit[stage_of_unit]
-    stages = len(first_unit)
+    stages = len(first_unit) + 1
     stage_col = np.full((stages, stage_cols), -1)
     stage_col[stage_of_unit, column] = unit_col
 
@@ -261,18 +263,22 @@ def group_plan(
 
     lengths = np.bincount(unit_group[first_unit], minlength=groups)
     item, split = _cut(lengths, segment_limit(lengths, side * stage_cols))
-    first_stage = np.cumsum(lengths) - lengths
     longest_first = np.argsort(-item.count, kind="stable")
     item = _Items(*(each[longest_first] for each in item))
+    item_first = (np.cumsum(lengths) - lengths)[item.row] + item.begin
+    item_first[item.count == 0] = stages - 1
+    item_count = np.maximum(item.count, 1)
+    stage_part = part_first | per_part << 8
+    stage_part[item_first + item_count - 1] |= 1 << 16
     return GroupPlan(
         item_row=table(item.row * size),
         item_rows=table(np.minimum(count - item.row * size, size)),
-        item_first=table(first_stage[item.row] + item.begin),
-        item_count=table(item.count),
+        item_first=table(item_first),
+        item_count=table(item_count),
         item_slot=table(item.slot),
         stage_first=table(stage_first),
         stage_col=table(stage_col),
-        stage_part=table(part_first | per_part << 8),
+        stage_part=table(stage_part),
         square_x=table(x[order]),
         square_y=table(y[order]),
         square_word=table((part_row | column << 8 | within_col << 16)[order]),
@@ -292,6 +298,7 @@ class Strips(NamedTuple):
     unit: int  # strips that are multiplied together: items are cut between these
     most: int  # strips of an item, a multiple of ``unit``
     ctas: int  # that run at a time
+    by_place: bool  # whether items run by their place in a row of tiles
 
 
 class StripPlan(NamedTuple):
@@ -300,8 +307,10 @@ class StripPlan(NamedTuple):
     The result is cut into tiles of ``rows`` rows. A tile has the strips, ``side *
     wide`` columns each, in which one of its rows has a block; an item is a run of them.
 
-    Items run longest first, ``ctas`` at a time. What is left for the last time is cut
-    finer, so that all have a share of it; no sum depends on these cuts.
+    Items run ``ctas`` at a time: longest first, or (``by_place``) the first runs of all
+    tiles, then the second ones: what runs together then has columns in common. What is
+    left for the last time is cut finer, so that all have a share of it; no sum depends
+    on these cuts.
 
     Invariants: every square of every block lies in exactly one strip, every strip
     belongs to exactly one item.
@@ -332,7 +341,7 @@ def strip_plan(
     blocksize : (R, C)
     strips : Strips
     """
-    rows, side, wide, unit, most, ctas = strips
+    rows, side, wide, unit, most, ctas, by_place = strips
     tile_rows, (down, across) = rows // side, (each // side for each in blocksize)
     tiles, per_tile = -(-shape[0] // rows), -(-shape[1] // (side * wide))
     block_row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
@@ -355,9 +364,9 @@ def strip_plan(
     length = np.bincount(tile, minlength=tiles)
     units = -(-length // unit)
     item, _ = _cut(units, most // unit)
-    longest_first = np.argsort(-item.count, kind="stable")
-    longest_first = longest_first[: np.count_nonzero(item.count)]
-    item = _Items(*(each[longest_first] for each in item))
+    item = _Items(*(each[item.count > 0] for each in item))
+    order = np.argsort(item.begin if by_place else -item.count, kind="stable")
+    item = _Items(*(each[order] for each in item))
     item = _last_cut(item, ctas)
 
     begin = item.begin * unit

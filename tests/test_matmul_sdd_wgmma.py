@@ -249,12 +249,13 @@ def test_the_same_bits_whatever_runs_first(rng):
 # --------------------------------------------------------------------------- the plan
 
 
+@pytest.mark.parametrize("by_place", [False, True])
 @pytest.mark.parametrize("wide", [1, 2])
 @pytest.mark.parametrize("ctas", [1, 5, 132])
 @pytest.mark.parametrize("density", [0.02, 0.4, 1])
-def test_plan_has_every_square_once(rng, density, ctas, wide):
+def test_plan_has_every_square_once(rng, density, ctas, wide, by_place):
     layout = bs.Layout.from_mask(rng.random((13, 11)) < density, (32, 48))
-    plan = layout.strip_plan(Strips(64, 16, wide, 2, 6, ctas))
+    plan = layout.strip_plan(Strips(64, 16, wide, 2, 6, ctas, by_place))
     covered = np.zeros(len(plan.strip_col), int)
     squares = set()
     row, col = layout.coordinates()
@@ -272,15 +273,21 @@ def test_plan_has_every_square_once(rng, density, ctas, wide):
                 squares.add((block, int(m), int(n)))
     assert (covered == 1).all()
     assert len(squares) == (plan.strip_block >= 0).sum() == layout.blocks * 6
-    # Rounds of CTAs, the longest items first.
+    # Rounds of CTAs, the longest items first or the first runs of all tiles.
     whole = len(plan.item_count) // ctas * ctas
-    for part in (plan.item_count[:whole], plan.item_count[whole:]):
-        assert (np.diff(-(-part // 2)) <= 0).all()
+    units = -(-plan.item_count // 2)
+    assert (np.diff(units[whole:]) <= 0).all()
+    if by_place:
+        first = {r: plan.item_first[plan.item_row == r].min() for r in plan.item_row}
+        place = plan.item_first - [first[row] for row in plan.item_row]
+        assert (np.diff(place[:whole]) >= 0).all()
+    else:
+        assert (np.diff(units[:whole]) <= 0).all()
 
 
 def test_the_last_round_is_shared():
     layout = bs.Layout.from_mask(np.ones((5, 8), bool), (64, 64))
-    plan = layout.strip_plan(Strips(64, 64, 1, 2, 8, 4))
+    plan = layout.strip_plan(Strips(64, 64, 1, 2, 8, 4, False))
     assert plan.item_count.tolist() == [8, 8, 8, 8, 2, 2, 2, 2]
 
 

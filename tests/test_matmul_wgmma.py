@@ -211,6 +211,7 @@ def test_refused(rng, case):
 
 def test_plan_covers_every_square_once(rng):
     mask = rng.random((13, 11)) < 0.4
+    mask[3:6] = False
     layout = bs.Layout.from_mask(mask, (32, 48))
     for transposed in (False, True):
         squares = Squares(16, 2, 3, 1, 4, 10)
@@ -219,7 +220,18 @@ def test_plan_covers_every_square_once(rng):
         assert len(at) == len(plan.square_x) == layout.blocks * 6
         load = np.diff(plan.stage_first)
         assert load.max() <= squares.cap
-        assert (plan.stage_part >> 8).sum(axis=1).tolist() == load.tolist()
+        first, parts = plan.stage_part & 0xFF, plan.stage_part >> 8 & 0xFF
+        assert parts.sum(axis=1).tolist() == load.tolist()
+        assert (first == np.cumsum(parts, axis=1) - parts).all()
+        # Each item's last stage says so; rows without a block walk an empty stage.
+        assert plan.item_count.min() == 1 or transposed
+        last = set((plan.item_first + plan.item_count - 1).tolist())
+        said = [
+            set(np.flatnonzero(part).tolist()) for part in (plan.stage_part >> 16).T
+        ]
+        assert said == [last] * squares.parts
+        assert load[-1] == 0
+        assert (plan.stage_col[-1] == -1).all()
         assert np.sort(plan.item_count)[::-1].tolist() == plan.item_count.tolist()
 
 

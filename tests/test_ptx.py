@@ -531,6 +531,16 @@ def test_a_store_does_not_begin_before_the_start(rng):
         start(make_tile_out(tile.nbytes, swizzle), words, *corner[::-1], out)
 
 
+@pytest.mark.simulator
+@pytest.mark.parametrize("out", [False, True])
+def test_a_tile_begins_at_a_multiple_of_16_bytes(out):
+    make, x = (make_tile_out if out else make_tile_in), np.zeros(16, np.uint32)
+    tiles = Tiles(np.zeros((1, 8, 64), np.uint16), (1, 1, 32), 0)
+    given = (x, 1, 0, 0, tiles) if out else (tiles, 1, 0, 0, x)
+    with pytest.raises(SimulatedError, match="multiple of 16 bytes, got 1 elements"):
+        start(make(64, 0), *given)
+
+
 # -------------------------------------------------------------------------- wgmma
 
 

@@ -11,7 +11,10 @@ New against the rung below (``matmul_dsd_mma.py``):
   union of their columns (``plan.GroupPlan``): what is loaded once is used for every
   row of the group that has a block there. Without it the L2 cache could not deliver.
 - **CTAs stay.** Each takes one tile of the result after the other, so the loaders are
-  ahead in the next tile while the sums of the last one are written.
+  ahead in the next tile while the sums of the last one are written. Items come longest
+  first; every other round is dealt out backwards, so that no CTA has the longest of
+  each: all stay near the same columns of b, which the L2 cache then holds (block 128,
+  density 0.1: 567 TFLOP/s, without 500, where memory was read three times as often).
 
 A block is cut into squares of SIDE = 16, 32 or 64. Squares of 64 are the left operand
 of ``wgmma``; smaller ones have not the 64 rows that it wants, so they are the right one
@@ -375,7 +378,7 @@ def _make_kernel(
         item_slot,  # (items,) int32
         stage_first,  # (stages + 1,) int32, first square
         stage_col,  # (stages, STAGE_COLS) int32; -1: none
-        stage_part,  # (stages, ROW_GROUPS) int32: first square, count << 8
+        stage_part,  # (stages, ROW_GROUPS) int32: first square, count << 8, last << 16
         square_x,  # (squares,) int32, column in a_map
         square_y,  # (squares,) int32, row in a_map
         square_word,  # (squares,) int32: row of its warpgroup, column of the stage << 8
@@ -406,6 +409,8 @@ def _make_kernel(
 
         items = u32(item_row.size)
         tile = u32(cuda.blockIdx.x)
+        # Every other round of tiles is dealt out backwards.
+        step = u32(2 * cuda.gridDim.x - 1 - 2 * tile)
         if warp >= FIRST_LOADER:
             give_registers()
             # A loader takes every LOADERS-th stage, counted over all tiles of the CTA.
@@ -463,7 +468,8 @@ def _make_kernel(
                     if slot >= STAGES:
                         slot, parity = u32(slot - STAGES), u32(parity ^ 1)
                 mine = u32(mine - count)
-                tile = u32(tile + cuda.gridDim.x)
+                tile = u32(tile + step)
+                step = u32(2 * cuda.gridDim.x - step)
         else:
             take_registers()
             group = u32(warp // 4)
@@ -473,16 +479,18 @@ def _make_kernel(
             slot, parity = u32(0), u32(0)
             while tile < tiles:
                 slab, item = u32(tile // items), u32(tile % items)
-                count = u32(item_count[item])
+                row0, rows = u32(item_row[item]), u32(item_rows[item])
+                slot_of_item = item_slot[item]
                 acc = zeros()
-                stage, before = u32(0), u32(0)
-                while stage < count:
+                ended, before = u32(0), u32(0)
+                while ended == 0:
                     mbar_wait(full + slot * 8, parity)  # tiles and list are there
                     listed = u32(lists + slot * LIST_BYTES)
                     part = load_shared(listed + (CAP + row_group) * 4)
                     room = u32(ring + slot * STAGE_BYTES)
                     square = u32(part & 0xFF)
-                    last = u32(square + (part >> 8))
+                    last = u32(square + (part >> 8 & 0xFF))
+                    ended = u32(part >> 16)
                     at = u32(room + A_FIRST + square * A_BYTES)
                     a_tile = u64(A_DESCRIPTOR | u64(at >> 4))
                     at = u32(room + col_group * (CHUNKS * B_CHUNK_BYTES))
@@ -500,7 +508,7 @@ def _make_kernel(
                     else:
                         products_done()
                         cuda.syncwarp()  # no lane is a whole ring behind
-                    if stage > 0 and lane == 0:
+                    if before > 0 and lane == 0:
                         mbar_arrive(before)
                     square = u32(square + 1)
                     while square < last:
@@ -513,20 +521,17 @@ def _make_kernel(
                             acc = multiply(acc, word & 0xFF, a_tile, b_tile)
                         square = u32(square + 1)
                     before = u32(empty + slot * 8)
-                    stage = u32(stage + 1)
                     slot = u32(slot + 1)
                     if slot == STAGES:
                         slot, parity = u32(0), u32(parity ^ 1)
                 products_done()
-                if count > 0 and lane == 0:
+                if lane == 0:
                     mbar_arrive(before)
 
                 sums = cuda.local.array(REGISTERS, float32)
                 spread(acc, sums)
                 batch = i32(slab // slabs)
                 col0 = u32(slab % slabs * TILE_N + col_group * (CHUNKS * CHUNK))
-                row0, rows = u32(item_row[item]), u32(item_rows[item])
-                slot_of_item = item_slot[item]
                 corner = (batch, row0, u32(row_group * ROWS), rows, col0)
                 factors = (f32(alpha), f32(beta))
                 if SPLIT and slot_of_item >= 0:
@@ -545,7 +550,8 @@ def _make_kernel(
                     )
                 else:
                     write(0, (sums, corner, factors, out))
-                tile = u32(tile + cuda.gridDim.x)
+                tile = u32(tile + step)
+                step = u32(2 * cuda.gridDim.x - step)
             if elected:
                 all_written()
 

@@ -290,6 +290,8 @@ def _make_kernel(
         items = u32(item_row.size)
         splits = u32(max(partial.shape[1], 1))
         tile = u32(cuda.blockIdx.x)
+        # Every other round of tiles is dealt out backwards.
+        step = u32(2 * cuda.gridDim.x - 1 - 2 * tile)
         if warp >= FIRST_LOADER:
             give_registers()
             # A loader takes every LOADERS-th stage, counted over all tiles of the CTA.
@@ -333,7 +335,8 @@ def _make_kernel(
                     if slot >= STAGES:
                         slot, parity = u32(slot - STAGES), u32(parity ^ 1)
                 mine = u32(mine - count)
-                tile = u32(tile + cuda.gridDim.x)
+                tile = u32(tile + step)
+                step = u32(2 * cuda.gridDim.x - step)
         else:
             take_registers()
             group = u32(warp // 4)
@@ -401,6 +404,7 @@ def _make_kernel(
                     write_partial(0, (sums, corner, split, partial))
                 else:
                     write(0, (sums, corner, (f32(alpha), f32(beta)), out))
-                tile = u32(tile + cuda.gridDim.x)
+                tile = u32(tile + step)
+                step = u32(2 * cuda.gridDim.x - step)
 
     return sdd_wgmma

@@ -484,6 +484,16 @@ def _check_map(tensor_map, axes):
         )
 
 
+def _check_corner(tensor_map, corner, what):
+    """Refuse what hardware does not know: an illegal instruction, whatever is there."""
+    offset = corner[-1] * tensor_map.array.itemsize
+    if offset % CHUNK_BYTES:
+        raise SimulatedError(
+            f"{what}: the first coordinate must be a multiple of {CHUNK_BYTES} bytes, "
+            f"got {corner[-1]} elements, {offset} bytes"
+        )
+
+
 def map_address(tensor_map):
     """Return the map itself: here it needs no address."""
     return tensor_map
@@ -498,6 +508,7 @@ def _load(cta, destination, tensor_map, barrier, corner):
     """Copy a box to the shared memory of ``cta`` and tell its barrier."""
     what = "cp.async.bulk.tensor, load"
     _check_map(tensor_map, len(corner))
+    _check_corner(tensor_map, corner, what)
     barrier = _mbarrier(barrier, cta)
     if not barrier.visible:
         raise SimulatedError(
@@ -586,6 +597,7 @@ def tma_store_3d(tensor_map, source, x, y, z):
     instruction on an H200 (a load of one is not: it reads zeros there).
     """
     _check_map(tensor_map, 3)
+    _check_corner(tensor_map, (z, y, x), "cp.async.bulk.tensor, store")
     if min(x, y, z) < 0:
         raise SimulatedError(
             "cp.async.bulk.tensor, store: coordinates must not be negative, "

@@ -3,7 +3,9 @@
 A map says address, shape, strides, the box that one instruction copies, and how the
 box is swizzled in shared memory. It is a kernel's parameter, by value: nothing on the
 device that could go stale. Kernels name a tile by the place of its first element,
-innermost axis first; what lies outside of the array reads as zero and is not written.
+innermost axis first, a multiple of 16 bytes there (hardware stops otherwise, even where
+strides would allow more); what lies outside of the array reads as zero and is not
+written.
 """
 
 import functools
