@@ -158,6 +158,12 @@ def test_jit_refuses_negative_shared_memory():
         jit(32, -1)
 
 
+@pytest.mark.parametrize("cluster", [0, 9])
+def test_jit_refuses_a_cluster_that_cannot_be(cluster):
+    with pytest.raises(ValueError, match="a cluster must have 1 to 8 CTAs, got"):
+        jit(32, cluster=cluster)
+
+
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 def test_numba_type(dtype):
     expected = "uint16" if dtype == bfloat16 else str(dtype)

@@ -4,7 +4,6 @@ Products are of small integers, so that every sum is exact and results must be e
 The planted faults at the end are edits of kernel source that the simulator must catch.
 """
 
-import functools
 import inspect
 import itertools
 
@@ -26,7 +25,6 @@ from numba_bs.cuda.compiler import (
     device,
     f64,
     float32,
-    int32,
     jit,
     maker,
     u32,
@@ -50,6 +48,10 @@ cp_async16, cp_async8, cp_async4 = ptx.cp_async16, ptx.cp_async8, ptx.cp_async4
 cp_commit, mbar_init, mbar_fence = ptx.cp_commit, ptx.mbar_init, ptx.mbar_fence
 mbar_arrive, mbar_expect, mbar_wait = ptx.mbar_arrive, ptx.mbar_expect, ptx.mbar_wait
 tma_load_3d, tma_store_3d = ptx.tma_load_3d, ptx.tma_store_3d
+tma_load_3d_multicast = ptx.tma_load_3d_multicast
+cluster_arrive, cluster_wait = ptx.cluster_arrive, ptx.cluster_wait
+cluster_rank, map_shared = ptx.cluster_rank, ptx.map_shared
+mbar_arrive_cluster = ptx.mbar_arrive_cluster
 bulk_commit, float_as_uint = ptx.bulk_commit, ptx.float_as_uint
 swizzled, descriptor = device(fragments.swizzled), device(fragments.descriptor)
 wgmma_sum = device(fragments.wgmma_sum)
@@ -862,58 +864,13 @@ def test_pipeline_in_drawn_schedules(seed):
 
 # ------------------------------------------------------------------------- clusters
 
-_CLUSTER = "Parallel Synchronization and Communication Instructions: barrier.cluster"
-cluster_rank = ptx.declare(
-    "cluster_rank",
-    "mov.u32 $0, %cluster_ctarank;",
-    section="Special Registers: %cluster_ctarank",
-    result=uint32,
-    pure=True,
-)
-cluster_arrive = ptx.declare(
-    "cluster_arrive", "barrier.cluster.arrive.release;", section=_CLUSTER
-)
-cluster_wait = ptx.declare(
-    "cluster_wait", "barrier.cluster.wait.acquire;", section=_CLUSTER
-)
-map_shared = ptx.declare(
-    "map_shared",
-    "mapa.shared::cluster.u32 $0, $1, $2;",
-    section="Data Movement and Conversion Instructions: mapa",
-    result=uint32,
-    pure=True,
-    address=uint32,
-    rank=uint32,
-)
-mbar_arrive_cluster = ptx.declare(
-    "mbar_arrive_cluster",
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];",
-    section="Parallel Synchronization and Communication Instructions: mbarrier",
-    barrier=uint32,
-)
-tma_load_3d_multicast = ptx.declare(
-    "tma_load_3d_multicast",
-    "{ .reg .b16 m; cvt.u16.u32 m, $6;\n"
-    "cp.async.bulk.tensor.3d.shared::cluster.global.tile"
-    ".mbarrier::complete_tx::bytes.multicast::cluster "
-    "[$0], [$1, {$3, $4, $5}], [$2], m; }",
-    section="Data Movement and Conversion Instructions: Tensor copy",
-    destination=uint32,
-    tensor_map=ptx.TENSOR_MAP,
-    barrier=uint32,
-    x=int32,
-    y=int32,
-    z=int32,
-    ranks=uint32,
-)
-
 
 @maker
 def make_multicast(STEPS):
     """Let each of two CTAs copy its half of a tile to both, step by step."""
     HALF = 1024  # bytes: 8 rows of 32 words
 
-    @jit(32, 2 * HALF + 1024)
+    @jit(32, 2 * HALF + 1024, cluster=2)
     def multicast(x, out):
         tid, rank = cuda.threadIdx.x, cluster_rank()
         barriers = cuda.shared.array(2, uint64)
@@ -947,14 +904,11 @@ def run_multicast(make=make_multicast, steps=3, grid=4):
     """Return what the kernel gives, and what it must."""
     x = np.random.default_rng(1).integers(0, 1 << 32, (2 * steps, 8, 32), np.uint32)
     out = np.zeros((grid, steps, 512), np.uint32)
-    with pytest.MonkeyPatch.context() as patch:
-        in_pairs = functools.partial(simulator.installed, cluster=2)
-        patch.setattr(simulator, "installed", in_pairs)
-        out = start(make(steps), Tiles(x, (1, 8, 32), 0), out, grid=grid)
+    out = start(make(steps), Tiles(x, (1, 8, 32), 0), out, grid=grid)
     return out, np.broadcast_to(x.reshape(steps, 512), out.shape)
 
 
-@pytest.mark.simulator
+@on_hopper
 def test_multicast(schedule):
     np.testing.assert_array_equal(*run_multicast())
 
@@ -966,9 +920,9 @@ def test_multicast_in_drawn_schedules(seed):
         np.testing.assert_array_equal(*run_multicast())
 
 
-@pytest.mark.simulator
+@on_hopper
 def test_grid_of_half_a_cluster_is_refused():
-    with pytest.raises(SimulatedError, match="whole clusters of 2 CTAs, got 3"):
+    with pytest.raises(ValueError, match="whole clusters of 2 CTAs, got 3"):
         run_multicast(grid=3)
 
 
@@ -1351,7 +1305,7 @@ JOBS = {
             "barrier.cluster.arrive",
             "barrier.cluster.wait",
             "mapa.shared::cluster",
-            "mbarrier.arrive.release.cluster",
+            "mbarrier.arrive.shared::cluster",
             "cp.async.bulk.tensor.3d",
         ),
     ),

@@ -104,13 +104,22 @@ inlined_late = (
 class Kernel:
     """A kernel function with what a launch of it needs; made by :func:`jit`."""
 
-    __slots__ = ("alone", "dynamic_shared", "function", "key", "ready", "threads")
+    __slots__ = (
+        "alone",
+        "cluster",
+        "dynamic_shared",
+        "function",
+        "key",
+        "ready",
+        "threads",
+    )
 
-    def __init__(self, function, threads, dynamic_shared=0, alone=False):
+    def __init__(self, function, threads, dynamic_shared=0, alone=False, cluster=1):
         self.function = function
         self.threads = threads  # of a CTA, one number an axis
         self.dynamic_shared = dynamic_shared  # bytes
         self.alone = alone
+        self.cluster = cluster  # CTAs that share what they load, neighbours along x
         self.key = None  # (module, maker, arguments), set by the maker
         self.ready = {}  # what launch.py prepared, by types of arguments and device
 
@@ -118,7 +127,7 @@ class Kernel:
         return f"<kernel {self.key or self.function.__qualname__}>"
 
 
-def jit(threads, dynamic_shared=0, alone=False):
+def jit(threads, dynamic_shared=0, alone=False, cluster=1):
     """Make a kernel of a function; nothing is compiled yet.
 
     Parameters
@@ -131,13 +140,18 @@ def jit(threads, dynamic_shared=0, alone=False):
         No other CTA shares its multiprocessor. Then ptxas knows how many registers a
         thread begins with, without which it drops ``setmaxnreg`` and runs ``wgmma``
         one after the other.
+    cluster : int
+        CTAs that run together and reach each other's shared memory: neighbours along
+        x. Needs compute capability 9.0. The grid must be whole clusters.
     """
     threads = threads if isinstance(threads, tuple) else (threads,)
     if len(threads) > 3 or min(threads) < 1 or math.prod(threads) > 1024:
         raise ValueError(f"jit: a CTA must have 1 to 1024 threads, got {threads}")
     if dynamic_shared < 0:
         raise ValueError(f"jit: dynamic_shared must be bytes, got {dynamic_shared}")
-    return lambda function: Kernel(function, threads, dynamic_shared, alone)
+    if not 1 <= cluster <= 8:
+        raise ValueError(f"jit: a cluster must have 1 to 8 CTAs, got {cluster}")
+    return lambda function: Kernel(function, threads, dynamic_shared, alone, cluster)
 
 
 # What may be an argument of a maker: its repr says all there is, in every process.

@@ -53,7 +53,7 @@ def run(kernel, grid, stream, *args):
     ----------
     kernel : compiler.Kernel
     grid : int
-        CTAs. Nothing is started for 0.
+        CTAs, whole clusters of the kernel. Nothing is started for 0.
     stream : int
         Handle; 0 is the default stream.
     *args : Operand, int, NumPy scalar, or tuples of them
@@ -71,6 +71,11 @@ def run(kernel, grid, stream, *args):
         raise NotImplementedError(
             f"{kernel.function.__name__}: the grid must have 0 to {MAX_GRID} CTAs, "
             f"got {grid}; split the operands"
+        )
+    if grid % kernel.cluster:
+        raise ValueError(
+            f"{kernel.function.__name__}: the grid must be whole clusters of "
+            f"{kernel.cluster} CTAs, got {grid}"
         )
     made = (_simulated if SIMULATED else _ready)(kernel, grid, args)
     made.start(stream, made.parameters)
@@ -211,7 +216,7 @@ def _ready(kernel, grid, args) -> Launch:
     _flatten(args, parameters, key, moving)
     key = tuple(key)
     code = kernel.ready.get(key) or _prepare(kernel, key, args)
-    config = _config(grid, kernel.threads, kernel.dynamic_shared)
+    config = _config(grid, kernel.cluster, kernel.threads, kernel.dynamic_shared)
     return Launch(functools.partial(_launch, code, config), parameters, moving)
 
 
@@ -228,8 +233,11 @@ def _launch(code, config, stream, parameters):
 
 
 @functools.lru_cache(maxsize=4096)
-def _config(grid, threads, dynamic_shared):
-    return LaunchConfig(grid=grid, block=threads, shmem_size=dynamic_shared)
+def _config(grid, cluster, threads, dynamic_shared):
+    sizes = {"block": threads, "shmem_size": dynamic_shared}
+    if cluster == 1:
+        return LaunchConfig(grid=grid, **sizes)
+    return LaunchConfig(grid=grid // cluster, cluster=cluster, **sizes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -471,6 +479,6 @@ def _emulated(arg):
 
 def _simulate(kernel, grid, stream, parameters):
     arguments = [_emulated(arg) for arg in parameters]
-    with _simulating, simulator.installed():
+    with _simulating, simulator.installed(kernel.cluster):
         dispatcher = cuda.jit()(kernel.function)
         dispatcher[grid, kernel.threads, 0, kernel.dynamic_shared](*arguments)

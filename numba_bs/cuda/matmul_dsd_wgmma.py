@@ -16,6 +16,13 @@ New against the rung below (``matmul_dsd_mma.py``):
   each: all stay near the same columns of b, which the L2 cache then holds (block 128,
   density 0.1: 567 TFLOP/s, without 500, where memory was read three times as often).
 
+Tried and lost: CTAs in pairs, which multiply the same rows by neighbouring columns of b
+and copy half of the squares each to both (multicast). L2 would deliver a sixth less,
+but the two wait for each other at every stage: 461 and 618 TFLOP/s at block 128,
+density 0.1 and 0.3 (alone 569 and 664), 434 and 573 at 64 (454 and 568). Copying to the
+L2 cache what a CTA reads next: 493 for 525. Letting one warpgroup start later than the
+other, so that one multiplies while the other writes: no difference.
+
 A block is cut into squares of SIDE = 16, 32 or 64. Squares of 64 are the left operand
 of ``wgmma``; smaller ones have not the 64 rows that it wants, so they are the right one
 and the product is computed transposed: out^T = b^T A^T.

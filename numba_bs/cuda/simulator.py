@@ -414,11 +414,6 @@ class Machine:
         x, *yz = grid_point
         if x % self.cluster:
             return  # ran with the first of its cluster
-        if x + self.cluster > self.grid_dim[0]:
-            raise SimulatedError(
-                f"a launch: the grid must be whole clusters of {self.cluster} CTAs, "
-                f"got {self.grid_dim[0]}"
-            )
         self.args = [_kernel_argument(arg) for arg in args]
         module = numba_simulator._get_kernel_context()
         dynamic = module.shared._dynshared_size
