@@ -539,8 +539,8 @@ cluster_arrive = declare(
 cluster_wait = declare(
     "cluster_wait", "barrier.cluster.wait.acquire;", section=_CLUSTER
 )
-# The place in another CTA's shared memory of what lies here in one's own. In a cluster an
-# address has the rank in bits 24 and up, one's own too; a descriptor takes 18 bits.
+# The place in another CTA's shared memory of what lies here in one's own. In a cluster
+# an address has the rank in bits 24 and up, one's own too; a descriptor takes 18 bits.
 map_shared = declare(
     "map_shared",
     "mapa.shared::cluster.u32 $0, $1, $2;",
