@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bounds import assert_within, widened
-from patterns import MASKS, strided, values
+from patterns import MASKS, make, strided, values
+from products import check_matmul_backward, check_sddmm
 
 import numba_bs as bs
 from numba_bs import choose
@@ -16,7 +17,7 @@ from numba_bs.plan import Strips
 
 pytest.importorskip("numba.cuda")
 
-from backends import HAVE_GPU, SIMULATED, host_copy
+from backends import HAVE_GPU, SIMULATED, Device, host_copy
 from compile_child import Job, compile_all
 from test_compile import HOPPER, array
 from test_matmul_simt import OnDevice, exact_sdd, sdd_case
@@ -154,6 +155,33 @@ def test_several_tiles_of_a_cta(schedule, rng, monkeypatch):
     config = CONFIGS[16]
     assert len(layout.strip_plan(config.strips).item_row) > 6
     check(config, layout, *sdd_case(rng, layout, 136, BF16))
+
+
+# ------------------------------------------------------------ through the operations
+
+BLOCKSIZES = [(16, 16), (32, 32), (64, 64), (128, 128), (48, 16), (32, 96), (128, 64)]
+
+
+@runs
+@pytest.mark.parametrize("orders", [ORDERS[0], ORDERS[3]], ids=str)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids="{0[0]}x{0[1]}".format)
+def test_sddmm(schedule, rng, blocksize, orders):
+    layout = small(blocksize)
+    x = values(rng, (layout.shape[0], 72), BF16)
+    y = values(rng, (72, layout.shape[1]), BF16)
+    x, y = along_n(x, y, *orders)
+    check_sddmm(Device(), x, y, layout, variant="wgmma", alpha=-2)
+
+
+@runs
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradient_of_the_values(schedule, rng, transposed, lead):
+    a = make(rng, MASKS["random"], (32, 32), BF16)
+    a = a.T if transposed else a
+    x = values(rng, (*lead, a.shape[1], 64), BF16)
+    grad = values(rng, (*lead, a.shape[0], 64), BF16)
+    check_matmul_backward(Device(), grad, a, x, needs=("a",), variant="wgmma")
 
 
 # ------------------------------------------------- types, factors, sums, what is unread

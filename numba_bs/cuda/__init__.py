@@ -19,6 +19,21 @@ a call, from the top; ``variant=`` names one.
   shared memory (``wgmma``), which one instruction filled (TMA); warps that load and
   warps that multiply meet at barriers in memory. 16-bit floats; compute capability 9.0.
 
+What each rung gains: TFLOP/s of stored blocks on an H200, bfloat16, 8192 cubed, density
+0.1, where the dense product runs at 830 to 890.
+
+====== =============== =============== =============== ===============
+block  16              32              64              128
+------ --------------- --------------- --------------- ---------------
+rung   forward   dW    forward   dW    forward   dW    forward   dW
+====== ========= ===== ========= ===== ========= ===== ========= =====
+simt   27        21    28        28    36        32    36        33
+mma    89        47    125       86    210       176   240       262
+wgmma  177       135   314       242   454       375   567       549
+====== ========= ===== ========= ===== ========= ===== ========= =====
+
+How much a single idea is worth, and what was tried and lost, stands where it is used.
+
 **A kernel file** holds one kernel and reads from top to bottom:
 
 1. its docstring: what one CTA owns; then ``grid``, ``threads``, ``shared``, ``reads``;
