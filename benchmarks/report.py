@@ -164,7 +164,7 @@ def _precisions(content) -> str:
     return (
         "### Other precisions\n\n"
         'As above: float32 with `precision=` "tf32" (beside peers in TF32) and '
-        '"tf32x3" (as exact as float32), and float64.\n\n'
+        '"tf32x3" (three products), and float64.\n\n'
         + _table(points, _against_best, dense=True)
     )
 

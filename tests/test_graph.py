@@ -9,15 +9,18 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-def problem(seed):
-    """Return a layer's values, input and output gradient on the GPU."""
+# The SIMT kernels; those of tensor cores, on Hopper with tensor maps.
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def problem(seed, dtype=torch.float32):
+    """Return a layer's values, input, output gradient and room for its output."""
     layout = bs.patterns.random(8, 6, (16, 32), density=0.4, seed=seed)
     generator = torch.Generator("cuda").manual_seed(seed)
     options = {"device": "cuda", "generator": generator}
-    values = torch.randn(layout.blocks, 16, 32, **options)
-    x = torch.randn(192, 40, **options)
-    grad_y = torch.randn(128, 40, **options)
-    return layout, values, x, grad_y
+    shapes = (layout.blocks, 16, 32), (192, 72), (128, 72)
+    made = [torch.randn(shape, **options).to(dtype) for shape in shapes]
+    return layout, *made, torch.empty(128, 72, device="cuda", dtype=dtype)
 
 
 def step(layout, values, x, grad_y, y):
@@ -28,9 +31,9 @@ def step(layout, values, x, grad_y, y):
     return grad_a.data, grad_x
 
 
-def test_a_captured_step_computes_again_on_new_values():
-    layout, values, x, grad_y = problem(0)
-    y = torch.empty(128, 40, device="cuda")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_captured_step_computes_again_on_new_values(dtype):
+    layout, values, x, grad_y, y = problem(0, dtype)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):  # compiles, and uploads the lookup tables
         step(layout, values, x, grad_y, y)
@@ -50,9 +53,9 @@ def test_a_captured_step_computes_again_on_new_values():
     assert torch.equal(grad_x, x_again)
 
 
-def test_prepared_calls_are_captured_like_first_ones():
-    layout, values, x, grad_y = problem(2)
-    y = torch.empty(128, 40, device="cuda")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_prepared_calls_are_captured_like_first_ones(dtype):
+    layout, values, x, grad_y, y = problem(2, dtype)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -71,8 +74,8 @@ def test_prepared_calls_are_captured_like_first_ones():
 
 
 def test_a_capture_before_the_first_call_says_so():
-    layout, values, x, _ = problem(1)
-    a, y = bs.bsr_array((values, layout)), torch.empty(128, 40, device="cuda")
+    layout, values, x, _, y = problem(1)
+    a = bs.bsr_array((values, layout))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y.zero_()  # torch warns of an empty graph

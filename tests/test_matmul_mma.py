@@ -22,7 +22,7 @@ from numba_bs.dtypes import unit_roundoff
 
 pytest.importorskip("numba.cuda")
 
-from backends import HAVE_GPU, SIMULATED, host_copy
+from backends import HAVE_GPU, SIMULATED, Device, host_copy
 from compile_child import Job, compile_all
 from test_compile import AMPERE, ATX, AX, HOPPER, XA, array
 from test_matmul_simt import (
@@ -406,6 +406,22 @@ def sdd_job(kind, blocksize, lie=XA, capability=HOPPER, vectors=(16, 16)):
     signature += [array(storage, 5)] * 2 + [array(storage, 4), array(sums, 5), "int64"]
     signature += [str(sums)] * 2
     return Job(matmul_sdd_mma._make_kernel, args, tuple(signature), capability)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ["A @ x", "dW"])
+def test_tf32x3_is_as_exact_as_float32_in_a_long_sum(rng, order):
+    x, y = (values(rng, shape, F32) for shape in ((64, 8192), (8192, 64)))
+    if order == "dW":
+        layout = bs.Layout.from_mask(np.ones((1, 1), bool), (64, 64))
+        result = Device().run(bs.sddmm, x, y, layout, precision="tf32x3").data[0]
+    else:
+        a = bs.bsr_array(x, blocksize=(64, 64))
+        result = Device().run(bs.matmul, a, y, precision="tf32x3")
+    exact = x.astype(F64) @ y.astype(F64)
+    # 64 sums in a row would lose 1e-5 in the tensor cores themselves; float32 on its
+    # own has 2e-6.
+    assert np.linalg.norm(result - exact) < 4e-6 * np.linalg.norm(exact)
 
 
 # Every second pair of kind and size: all 48 would take minutes.

@@ -273,6 +273,7 @@ def make_product(kind):
     ``b_reg``: 16 x 8 sums ``acc[i, 2 * j + h]``.
     """
     mma = make_mma("tf32" if kind == "tf32x3" else kind)
+    zeros = (np.float32(0),) * 4
 
     @device
     def of_parts(a, b, h, c):
@@ -294,10 +295,13 @@ def make_product(kind):
 
         @device
         def of_fragments(a_reg, i, b_reg, j, h, c):
-            # Small products first. Low times low is below what float32 keeps.
-            c = of_parts(a_reg[i, 1], b_reg[j, 0], h, c)
-            c = of_parts(a_reg[i, 0], b_reg[j, 1], h, c)
-            return of_parts(a_reg[i, 0], b_reg[j, 0], h, c)
+            # Small products first. Low times low is below what float32 keeps. Tensor
+            # cores cut off what does not fit a sum, 1e-5 of a long one: they add up
+            # these products only, and the long sum is of float32, rounded.
+            part = of_parts(a_reg[i, 1], b_reg[j, 0], h, zeros)
+            part = of_parts(a_reg[i, 0], b_reg[j, 1], h, part)
+            part = of_parts(a_reg[i, 0], b_reg[j, 0], h, part)
+            return c[0] + part[0], c[1] + part[1], c[2] + part[2], c[3] + part[3]
 
     else:
 
