@@ -37,6 +37,7 @@ class Facts(NamedTuple):
     registers: int = 0  # of a thread
     spill_bytes: int = 0  # stored and loaded
     stack_bytes: int = 0  # local memory of a thread
+    serialized: bool = False  # wgmma waits for itself, and the log says so
     shared_bytes: int = 0  # of fixed shape
     local: bool = False  # whether the PTX declares local memory
     max_threads: int = 0
@@ -180,6 +181,7 @@ def of_log(log):
         # Releases differ in what they print, and some print it twice.
         "registers": most(r"[Uu]sed (\d+) registers"),
         "spill_bytes": most(r"(\d+) bytes spill"),
+        "serialized": "serialized" in log,
         "stack_bytes": most(r"(\d+) bytes stack frame", r"(\d+) stack"),
     }
 

@@ -385,3 +385,4 @@ def test_compiles_without_spills():
         assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), each
         assert facts.registers <= 168, each  # of 384 threads
         assert not facts.local, each
+        assert not facts.serialized, each

@@ -6,7 +6,7 @@ from patterns import MASKS, make, strided, values
 from products import check_matmul
 
 import numba_bs as bs
-from numba_bs.choose import wgmma
+from numba_bs.choose import tables, wgmma
 from numba_bs.plan import Squares
 
 pytest.importorskip("numba.cuda")
@@ -238,10 +238,10 @@ def test_plan_covers_every_square_once(rng):
 # ------------------------------------------------------------------------ compiling
 
 
-def job(R, C, *, density=0.1, lie=(True, False, False), whole=True, split=False):
+def job(block, *, density=0.1, lie=(True, False, False), whole=True, split=False):
     """Return the job of the constants that choose picks."""
     _, b_along_k, _ = lie
-    config = wgmma.wgmma_dsd(R, C, density, b_along_k, whole, split)
+    config = wgmma.wgmma_dsd(block, block, density, b_along_k, whole, split)
     args = ("bf16", BF16, *config, *lie, split)
     ints, pairs = array(np.int32, 1), array(np.int32, 2)
     signature = ["TensorMap"] * 3 + [ints] * 6 + [pairs] * 2 + [ints] * 3
@@ -250,19 +250,26 @@ def job(R, C, *, density=0.1, lie=(True, False, False), whole=True, split=False)
 
 
 @pytest.mark.compile
-def test_compiles_without_spills():
-    turned = (False, True, True)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_compiles_without_spills(block):
+    # All constants that the tables have for this size, in one order of the operands or
+    # another; with rows that are cut where sums are stored one by one.
     jobs = [
-        job(16, 16),
-        job(32, 32, lie=turned),
-        job(64, 64, density=0.3),
-        job(128, 128),
-        job(16, 16, whole=False, split=True),
-        job(32, 32, split=True),
-        job(64, 64, whole=False),
+        job(
+            block,
+            density=tables.DENSE if dense else 0.1,
+            lie=(along_k == whole, along_k, along_k),
+            whole=whole,
+            split=not whole,
+        )
+        for size, dense, along_k, whole in tables.DSD
+        if size == block
     ]
+    orders_and_split = 4
+    jobs = list({each.args[:-orders_and_split]: each for each in jobs}.values())
     for each, facts in zip(jobs, compile_all(jobs), strict=True):
         assert facts.count("wgmma.mma_async") > 0
         assert facts.count("cp.async.bulk.tensor") > 0
         assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), each
         assert not facts.local, each
+        assert not facts.serialized, each

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..dtypes import bfloat16
 from ..plan import Squares
+from . import tables
 
 
 class WgmmaConfig(NamedTuple):
@@ -107,32 +108,31 @@ def wgmma_dsd(
     whole : whether the copy engine can store the result
     cut : whether long rows are cut: their sums are stored one by one
 
+    Notes
+    -----
+    What the tables agree on: sums that are stored one by one leave fewer registers to
+    them, 128 a thread, not 192. Where b lies along k, a box only as wide as a square is
+    slow to copy (91 TFLOP/s at block 16, density 0.1, and 236 at 32): ``wide`` columns
+    of squares at a time make it 64 (161 and 254).
+
     Examples
     --------
     >>> wgmma_dsd(128, 128, 0.1, False, True)[:4]
     (64, 1, 4, 2)
     """
-    one_by_one = cut or not whole
-    side = next(side for side in (64, 32, 16) if R % side == 0 and C % side == 0)
-    # TFLOP/s on an H200, 8192 cubed, bf16, density 0.1 / 0.3, dense 770 to 890.
-    if side == 64 and R % 128 == 0:
-        # Both rows of squares of a block have the same columns: 514 / 661. With two
-        # rows a warpgroup and 192 columns: 472 / 569.
-        return _config(whole, 64, 1, 4, 2, 1, 1, 2, 2)
-    if side == 64:
-        if density < 0.2 or one_by_one:  # 451 / 551; the other: 434 / 557
-            return _config(whole, 64, 1, 4, 3, 1, 1, 2, 1)
-        return _config(whole, 64, 2, 3, 2, 1, 1, 3, 2)
-    # Where b lies along k, a box only as wide as a square is slow to copy: 91 / 170 at
-    # 16 and 236 / 355 at 32; with 64 columns at a time 161 / 222 and 254 / 394.
-    # Sums that are written one by one leave fewer registers to them: 128, not 192.
-    if side == 32:  # 309 / 416
-        wide, cols = (2, 1) if b_along_k else (1, 2)
-        chunks, out_tiles = (2, 4) if one_by_one else (3, 3)
-        return _config(whole, 32, 4, chunks, 2, wide, cols, 8, out_tiles)
-    wide, cols = (4, 1) if b_along_k else (1, 4)
-    rows, out_tiles = (4, 4) if one_by_one else (6, 6)  # 177 / 220
-    return _config(whole, 16, rows, 4, 2, wide, cols, 20, out_tiles)
+    key = block_class(R, C), density >= tables.DENSE, b_along_k, whole and not cut
+    return _config(whole, min(key[0], 64), *tables.DSD[key])
+
+
+def square(R: int, C: int) -> int:
+    """Return the side of the squares that blocks of ``(R, C)`` are cut into."""
+    return next(side for side in (64, 32, 16) if R % side == 0 and C % side == 0)
+
+
+def block_class(R: int, C: int) -> int:
+    """Return under which block size the tables have blocks of ``(R, C)``."""
+    side = square(R, C)
+    return 128 if side == 64 and R % 128 == 0 else side
 
 
 def _config(whole, side, rows, chunks, row_groups, wide, stage_cols, cap, out_tiles):

@@ -7,7 +7,8 @@ import numpy as np
 from .. import strided
 from ..dtypes import bfloat16
 from ..plan import Strips
-from .wgmma import mappable
+from . import tables
+from .wgmma import mappable, square
 
 
 class SampleConfig(NamedTuple):
@@ -22,6 +23,7 @@ class SampleConfig(NamedTuple):
     stages: int  # in shared memory
     loaders: int  # warps
     splits: int = 1  # parts of the inner dimension, summed in a second pass
+    by_place: bool = False  # items run by columns, which then stay in the L2 cache
 
     @property
     def strips(self) -> Strips:
@@ -34,9 +36,7 @@ class SampleConfig(NamedTuple):
             unit=self.width // strip,
             most=self.width // strip * self.parts * self.col_groups,
             ctas=_FILLING,
-            # Columns stay in the L2 cache, at block 16 and 32, density 0.3: 174 and 256
-            # TFLOP/s without, 198 and 301 with; but at 128 643 and 601.
-            by_place=self.row_groups == 1,
+            by_place=self.by_place,
         )
 
 
@@ -102,22 +102,20 @@ def wgmma_sdd(
     --------
     >>> wgmma_sdd(64, 64, 1638, 8192, 8192, 8192)
     SampleConfig(side=64, wide=1, width=128, parts=2, row_groups=1, col_groups=2,
-        stages=3, loaders=3, splits=1)
+        stages=3, loaders=3, splits=1, by_place=False)
     >>> wgmma_sdd(64, 64, 4, 512, 512, 100_000).splits
     33
     """
-    side = next(side for side in (64, 32, 16) if R % side == 0 and C % side == 0)
+    side = square(R, C)
     strip = next(width for width in (64, 32, 16) if C % width == 0)
-    if R % 128 == 0:  # both halves of the rows of a tile have the same blocks
-        width, parts, row_groups, col_groups = 256, 1, 2, 1
-    else:
-        width, parts, row_groups, col_groups = 128, 2, 1, 2
+    density = min(blocks * R * C / (M * K), 1)
+    key = 128 if R % 128 == 0 else side, density >= tables.DENSE
+    width, parts, row_groups, col_groups, by_place = tables.SDD[key]
     rows, columns = _ROWS * row_groups, width * parts * col_groups
     stages = stages_of(rows, columns)
 
     # Items, if the blocks lie evenly: a strip of a tile is there if one of its rows has
     # a block.
-    density = min(blocks * R * C / (M * K), 1)
     union = 1 - (1 - density) ** max(rows / R, 1)
     with_blocks = min(-(-M // rows), max(blocks * R // rows, 1))
     items = batch * with_blocks * max(round(union * K / columns), 1)
@@ -135,6 +133,7 @@ def wgmma_sdd(
         stages=stages,
         loaders=min(stages, 4),
         splits=splits,
+        by_place=by_place,
     )
 
 
