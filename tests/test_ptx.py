@@ -920,6 +920,33 @@ def test_multicast_in_drawn_schedules(seed):
         np.testing.assert_array_equal(*run_multicast())
 
 
+@maker
+def make_addresses():
+    """Write each CTA's rank and where an array lies: its own, those of the others."""
+
+    @jit(32, cluster=4)
+    def addresses(out):
+        here = smem_addr(cuda.shared.array(4, uint32))
+        if cuda.threadIdx.x == 0:
+            out[cuda.blockIdx.x, 0] = cluster_rank()
+            out[cuda.blockIdx.x, 1] = here
+            for rank in range(4):
+                out[cuda.blockIdx.x, 2 + rank] = map_shared(here, rank)
+        cluster_arrive()
+        cluster_wait()  # no CTA ends before the others have named it
+
+    return addresses
+
+
+@on_hopper
+def test_an_address_in_a_cluster_holds_the_rank(schedule):
+    out = start(make_addresses(), np.zeros((8, 6), np.uint32), grid=8)
+    assert out[:, 0].tolist() == [0, 1, 2, 3] * 2
+    assert len(set((out[:, 1] & 0xFFFFFF).tolist())) == 1
+    np.testing.assert_array_equal(out[:, 1] >> 24, out[:, 0])
+    np.testing.assert_array_equal(out[:, 2:], np.broadcast_to(out[:4, 1], (8, 4)))
+
+
 @on_hopper
 def test_grid_of_half_a_cluster_is_refused():
     with pytest.raises(ValueError, match="whole clusters of 2 CTAs, got 3"):

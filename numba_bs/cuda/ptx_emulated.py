@@ -32,6 +32,7 @@ from .fragments import (
     wgmma_sum,
 )
 from .simulator import (
+    RANK_SHIFT,
     Rendezvous,
     SimulatedError,
     global_address,
@@ -843,7 +844,9 @@ def _operand_chunks(descriptor, size, major):
         offsets = k_major_chunk(*np.ogrid[:size, :2], *layout, swizzle)
     else:
         offsets = mn_major_chunk(*np.ogrid[:16, : size // 8], *layout, swizzle)
-    return this_cta().shared.chunks(swizzled(start + offsets, swizzle), "wgmma")
+    shared = this_cta().shared
+    start = map_shared(start, shared.cta.rank)
+    return shared.chunks(swizzled(start + offsets, swizzle), "wgmma")
 
 
 def wgmma_fence():
@@ -877,9 +880,7 @@ def setmaxnreg(action, registers):
 
 
 # ------------------------------------------------------------------- clusters (9.0)
-# An address of another CTA's shared memory holds, above the address that it has there,
-# one more than the rank of that CTA.
-_RANK_SHIFT = 24
+# A shared address holds, above the place in a CTA's memory, the rank of that CTA.
 
 
 def cluster_rank():
@@ -900,7 +901,7 @@ def cluster_wait():
 def map_shared(address, rank):
     """Return the address of the same place in the shared memory of another CTA."""
     _cta_of_rank(rank, "mapa")
-    return address | rank + 1 << _RANK_SHIFT
+    return address & (1 << RANK_SHIFT) - 1 | rank << RANK_SHIFT
 
 
 def _cta_of_rank(rank, what):
@@ -916,12 +917,9 @@ def _cta_of_rank(rank, what):
 def mbar_arrive_cluster(barrier):
     """Arrive once at a barrier of any CTA of the cluster."""
     what = "mbarrier.arrive.shared::cluster"
-    cta, address = this_cta(), barrier
-    if barrier >> _RANK_SHIFT:
-        cta = _cta_of_rank((barrier >> _RANK_SHIFT) - 1, what)
-        address = barrier & (1 << _RANK_SHIFT) - 1
+    cta = _cta_of_rank(barrier >> RANK_SHIFT, what)
     _check_running(cta, what)
-    _mbarrier(address, cta).arrive()
+    _mbarrier(barrier, cta).arrive()
 
 
 def tma_load_3d_multicast(destination, tensor_map, barrier, x, y, z, ranks):
@@ -932,4 +930,5 @@ def tma_load_3d_multicast(destination, tensor_map, barrier, x, y, z, ranks):
     for rank in range(ranks.bit_length()):
         if ranks >> rank & 1:
             cta = _cta_of_rank(rank, "cp.async.bulk.tensor, multicast")
-            _load(cta, destination, tensor_map, barrier, (z, y, x))
+            to, told = (map_shared(here, rank) for here in (destination, barrier))
+            _load(cta, to, tensor_map, told, (z, y, x))

@@ -35,6 +35,7 @@ from numba.cuda.simulator.kernelapi import Dim3, swapped_cuda_module
 PATIENCE = 20.0  # seconds that one thread may run without handing over
 # A multiple of 16 and of nothing larger: a kernel that needs more aligns its tiles.
 SHARED_BASE = 1360
+RANK_SHIFT = 24
 SHARED_LIMIT = 227 * 1024  # bytes of one CTA, compute capability 9.0
 STATIC_LIMIT = 48 * 1024  # bytes that may be declared with a fixed shape
 # Who does background work, in the order of doing it. What "drain" does needs nothing
@@ -656,7 +657,9 @@ def _numpy_dtype(dtype):
 
 
 class Shared:
-    """The shared memory of one CTA: bytes, counted from SHARED_BASE.
+    """The shared memory of one CTA: bytes, counted from SHARED_BASE and its rank.
+
+    In a cluster an address holds the CTA's rank in bits RANK_SHIFT and up.
 
     ``bytes`` is what threads read and write; ``seen`` what copies of tiles and
     ``wgmma`` (the async proxy) see of it: an ordinary store gets there by
@@ -666,6 +669,7 @@ class Shared:
     def __init__(self, dynamic, cta):
         self.dynamic = self.used = dynamic
         self.cta = cta
+        self.base = SHARED_BASE + (cta.rank << RANK_SHIFT)
         self.bytes = np.full(SHARED_LIMIT, 0xFF, np.uint8)  # NaN in every format
         self.seen = self.bytes.copy()
         self.host = self.bytes.ctypes.data
@@ -726,14 +730,14 @@ class Shared:
                 "a shared address must be taken of an array in shared memory, "
                 f"got one of shape {array.shape} elsewhere"
             )
-        return SHARED_BASE + offset
+        return self.base + offset
 
     def check(self, first, last, what):
         """Refuse addresses ``first`` to ``last`` unless all are allocated."""
-        if first < SHARED_BASE or last >= SHARED_BASE + self.used:
+        if first < self.base or last >= self.base + self.used:
             raise SimulatedError(
-                f"{what}: shared addresses must be within {SHARED_BASE:#x} to "
-                f"{SHARED_BASE + self.used - 1:#x}, got {first:#x} to {last:#x}"
+                f"{what}: shared addresses must be within {self.base:#x} to "
+                f"{self.base + self.used - 1:#x}, got {first:#x} to {last:#x}"
             )
 
     def place(self, address, size, what):
@@ -744,12 +748,12 @@ class Shared:
                 f"got {address:#x}"
             )
         self.check(address, address + size - 1, what)
-        return slice(address - SHARED_BASE, address - SHARED_BASE + size)
+        return slice(address - self.base, address - self.base + size)
 
     def chunks(self, addresses, what):
         """Return the index of each 16-byte chunk in ``bytes.reshape(-1, 16)``."""
         self.check(int(addresses.min()), int(addresses.max()) + 15, what)
-        return (addresses - SHARED_BASE) >> 4
+        return (addresses - self.base) >> 4
 
     def fence_async(self):
         """Let the async proxy see all that threads wrote."""
