@@ -358,9 +358,9 @@ from numba_bs.cuda import compiler, toy
 
 compiled = []
 compile = compiler.compile
-def counted(*args):
+def counted(*args, **kwargs):
     compiled.append(args)
-    return compile(*args)
+    return compile(*args, **kwargs)
 compiler.compile = counted
 
 def load(kernel, dtype="f4", capability=(9, 0)):

@@ -232,13 +232,13 @@ def signature_of(args):
 class Compiled(NamedTuple):
     """Machine code of one kernel for one signature and compute capability."""
 
-    ptx: str
+    ptx: str | None  # if asked for
     cubin: bytes
     name: str  # of the entry point
     log: str  # of the linker: registers, spills, stack, shared memory
 
 
-def compile(kernel, signature, capability=(9, 0)):
+def compile(kernel, signature, capability=(9, 0), ptx=True):
     """Compile a kernel to PTX and on to a cubin, without a GPU.
 
     Parameters
@@ -247,6 +247,9 @@ def compile(kernel, signature, capability=(9, 0)):
     signature : tuple of Numba types
     capability : (int, int)
         Compute capability. From 9.0 on the code may use what only this one has.
+    ptx : bool
+        Whether to return PTX where the cubin is made of something else (``alone``):
+        Numba then compiles twice.
 
     Raises
     ------
@@ -262,13 +265,6 @@ def compile(kernel, signature, capability=(9, 0)):
             "compile: the simulator must be off, got NUMBA_ENABLE_CUDASIM=1"
         )
     _check_capability(capability)
-    ptx = _by_numba(kernel, signature, capability, "ptx")
-    fixed = sum(map(int, re.findall(r"\.shared .*\[(\d+)\];", ptx)))
-    if fixed > STATIC_SHARED_LIMIT:  # ptxas refuses for some capabilities only
-        raise NotImplementedError(
-            f"compile: shared memory of fixed shape must fit {STATIC_SHARED_LIMIT} "
-            f"bytes a CTA, got {fixed}; more must be dynamic"
-        )
     if kernel.alone and _links_whole_programs():
         # Of PTX, nvJitLink since CUDA 13.1 makes an object that others may call into,
         # with the loss that ``alone`` is there to avoid.
@@ -277,10 +273,18 @@ def compile(kernel, signature, capability=(9, 0)):
         # Numba numbers what it compiles: the name is not the one in the PTX.
         pattern = rf"\.text\.(\w*{kernel.function.__name__}\w*)\0".encode()
         (name,) = set(re.findall(pattern, cubin))
-        return Compiled(ptx, cubin, name.decode(), log)
-    cubin, log = _link(ptx.encode(), _target(capability))
-    name = ptx.split(".entry ", 1)[1].split("(", 1)[0].strip()
-    return Compiled(ptx, cubin, name, log)
+        text = _by_numba(kernel, signature, capability, "ptx") if ptx else None
+        return Compiled(text, cubin, name.decode(), log)
+    text = _by_numba(kernel, signature, capability, "ptx")
+    fixed = sum(map(int, re.findall(r"\.shared .*\[(\d+)\];", text)))
+    if fixed > STATIC_SHARED_LIMIT:  # ptxas refuses for some capabilities only
+        raise NotImplementedError(
+            f"compile: shared memory of fixed shape must fit {STATIC_SHARED_LIMIT} "
+            f"bytes a CTA, got {fixed}; more must be dynamic"
+        )
+    cubin, log = _link(text.encode(), _target(capability))
+    name = text.split(".entry ", 1)[1].split("(", 1)[0].strip()
+    return Compiled(text, cubin, name, log)
 
 
 def _by_numba(kernel, signature, capability, output):
@@ -473,7 +477,7 @@ def load(kernel, signature, capability):
     if path is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return _read(path)
-    compiled = compile(kernel, signature, capability)
+    compiled = compile(kernel, signature, capability, ptx=False)
     # Edited since they were imported: the code is that of the old files.
     if path is not None and _sources_hash() == _SOURCES:
         with contextlib.suppress(OSError):  # works without a cache
