@@ -640,8 +640,9 @@ def _planned(op, product, transposed, options):
     """Return the choice for dsd, which plan its kernel walks, rows of a slot."""
     choice = choose.dsd(op, product, options.variant)
     if choice.variant == "wgmma":
-        config = choice.config
-        return choice, ("group_plan", config.squares, transposed), config.group_rows
+        config, strides = choice.config, product.a.strides
+        plan = "group_plan", config.squares, transposed, strides[3] < strides[4]
+        return choice, plan, config.group_rows
     name = "column_plan" if transposed else "plan"
     return choice, (name,), product.a.shape[-2]
 

@@ -108,12 +108,15 @@ class _Structure:
         indptr, rows, order = self._columns
         return row_plan(indptr, rows, order, self.blocksize[0], self.heads)
 
-    def group_plan(self, squares: Squares, transposed: bool) -> GroupPlan:
-        """Lookup tables of squares, for ``A @ b`` or ``A.T @ b``; heads have none."""
+    def group_plan(self, squares: Squares, transposed: bool, turned: bool) -> GroupPlan:
+        """Lookup tables of squares, for ``A @ b`` or ``A.T @ b``; heads have none.
+
+        ``turned``: the columns of a block, as it is walked, are contiguous in memory.
+        """
         entries = (self.indptr, self.indices, np.arange(self.blocks))
         entries = self._columns if transposed else entries
         blocksize = self.blocksize[::-1] if transposed else self.blocksize
-        return group_plan(*entries, blocksize, transposed, squares)
+        return group_plan(*entries, blocksize, turned, squares)
 
     def strip_plan(self, strips: Strips) -> StripPlan:
         """Lookup tables of strips of columns, for ``sddmm``; heads have none."""

@@ -195,7 +195,7 @@ def group_plan(
     entry_col: np.ndarray,
     entry_block: np.ndarray,
     blocksize: tuple[int, int],
-    transposed: bool,
+    turned: bool,
     squares: Squares,
 ) -> GroupPlan:
     """Cut the rows of a CSR structure into squares, groups and stages.
@@ -205,7 +205,7 @@ def group_plan(
     indptr : (block_rows + 1,) where each row's entries begin
     entry_col, entry_block : (blocks,) tables of the entries, row by row
     blocksize : (R, C) as they are walked
-    transposed : whether a block lies in the values as (C, R)
+    turned : whether a block lies in memory as (C, R), its columns contiguous
     squares : Squares
     """
     side, parts, part_rows, wide, stage_cols, cap = squares
@@ -214,7 +214,7 @@ def group_plan(
     i, j = np.divmod(np.arange(down * across), across)
     row = (block_row[:, None] * down + i).ravel()
     col = (np.asarray(entry_col)[:, None] * across + j).ravel()
-    stored_rows, i, j = (blocksize[1], j, i) if transposed else (blocksize[0], i, j)
+    stored_rows, i, j = (blocksize[1], j, i) if turned else (blocksize[0], i, j)
     y = (np.asarray(entry_block)[:, None] * stored_rows + i * side).ravel()
     x = np.tile(j * side, len(block_row))
 

@@ -1,5 +1,7 @@
 """dsd on Hopper, through the operation (``variant="wgmma"``); what it compiles to."""
 
+import itertools
+
 import numpy as np
 import pytest
 from patterns import MASKS, make, strided, values
@@ -84,6 +86,16 @@ def test_every_order_of_operand_and_result(schedule, rng, along_k, out_along_m):
     check(a, x, out=out)
 
 
+@runs
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("blocksize", BLOCKSIZES, ids="{0[0]}x{0[1]}".format)
+def test_values_whose_columns_are_contiguous(schedule, rng, blocksize, transposed):
+    a = small(rng, blocksize)
+    a = bs.bsr_array((strided(a.data, "transposed"), a.layout))
+    a = a.T if transposed else a
+    check(a, values(rng, (a.shape[1], 72), BF16))
+
+
 # ------------------------------------------------------------------------ layouts
 
 
@@ -115,7 +127,7 @@ def test_a_long_row_is_cut_and_summed_in_order(schedule, rng, out):
 
 
 def plan_slots(layout, squares):
-    return layout.group_plan(squares, False).split_count.sum()
+    return layout.group_plan(squares, False, False).split_count.sum()
 
 
 # ------------------------------------------------------------ types, factors, results
@@ -213,9 +225,9 @@ def test_plan_covers_every_square_once(rng):
     mask = rng.random((13, 11)) < 0.4
     mask[3:6] = False
     layout = bs.Layout.from_mask(mask, (32, 48))
-    for transposed in (False, True):
+    for transposed, turned in itertools.product((False, True), repeat=2):
         squares = Squares(16, 2, 3, 1, 4, 10)
-        plan = layout.group_plan(squares, transposed)
+        plan = layout.group_plan(squares, transposed, turned)
         at = set(zip(plan.square_x.tolist(), plan.square_y.tolist(), strict=True))
         assert len(at) == len(plan.square_x) == layout.blocks * 6
         load = np.diff(plan.stage_first)

@@ -1,5 +1,6 @@
 """Prepared calls: later calls do what the first one did, and look where they must."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -466,3 +467,49 @@ def test_threads_share_a_record(backend):
     for thread in threads:
         thread.join()
     assert not failed
+
+
+@on_a_device
+@pytest.mark.parametrize("operation", ["matmul", "sddmm"])
+def test_records_of_tensor_cores_keep_nothing_alive(backend, rng, operation):
+    # Whatever rung runs: on Hopper its tensor maps name arrays too.
+    layout = bs.Layout.from_mask(np.ones((2, 2), bool), (16, 16))
+    shapes = [(32, 64), (64, 32)] if operation == "sddmm" else [(4, 16, 16), (32, 64)]
+    given = [backend.place(rng.random(s).astype(bfloat16)) for s in shapes]
+    if operation == "sddmm":
+        result = bs.sddmm(*given, layout)
+    else:
+        result = bs.matmul(bs.bsr_array((given[0], layout)), given[1])
+    held = [weakref.ref(each) for each in (*given, *flat(result))]
+    assert records(layout)
+    del given, result
+    gc.collect()
+    assert [ref() is None for ref in held] == [True] * 3
+
+
+@on_a_device
+def test_threads_that_upload_at_once_share_the_tables(backend, monkeypatch):
+    from numba_bs.cuda import upload
+
+    layout = new_layout()
+    values = np.ones((layout.blocks, 2, 3), F32)
+    a = bs.bsr_array((backend.place(values), layout))
+    inside, made, real = threading.Barrier(2, timeout=1), [], upload._upload
+
+    def slow(tables, device):
+        if hasattr(tables, "item_row"):
+            made.append(tables)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                inside.wait()  # for another thread, if it came so far
+        return real(tables, device)
+
+    monkeypatch.setattr(upload, "_upload", slow)
+    threads = [
+        threading.Thread(target=bs.matmul, args=(a, backend.place(x)))
+        for x in (np.ones((12, 3), F32), np.ones((12, 5), F32))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1

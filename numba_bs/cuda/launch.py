@@ -105,7 +105,7 @@ def _flatten(args, parameters, key, moving):
             parameters += arg.real, arg.imag
             key.append(kind)
         elif kind is TensorMap:
-            moving.append(Moving(len(parameters), arg.operand, arg.at))
+            moving.append(Moving(len(parameters), arg.operand, arg.ownerless().at))
             parameters.append(arg.at(arg.operand.pointer))
             key.append(kind)
         elif isinstance(arg, tuple):
@@ -451,7 +451,7 @@ def _simulated(kernel, grid, args) -> Launch:
         if isinstance(arg, Operand)
     ]
     moving += [
-        Moving(position, arg.operand, functools.partial(_map_moved, arg))
+        Moving(position, arg.operand, functools.partial(_map_moved, arg.ownerless()))
         for position, arg in enumerate(parameters)
         if isinstance(arg, TensorMap)
     ]

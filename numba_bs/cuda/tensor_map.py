@@ -22,6 +22,10 @@ class TensorMap(NamedTuple):
     box: tuple[int, ...]  # elements along each axis of the operand
     swizzle: int  # bytes of a row of the box that are swizzled: 0, 32, 64 or 128
 
+    def ownerless(self):
+        """Return the map of an array that it does not keep alive."""
+        return self._replace(operand=self.operand._replace(owner=None))
+
     def at(self, address: int):
         """Return what ``cuda.core.launch`` passes by value, for this address."""
         _, shape, strides, dtype = self.operand[:4]

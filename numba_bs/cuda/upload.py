@@ -35,10 +35,13 @@ def resident(layout, like: Operand, stream: int, name: str, *args):
                 "graph is captured; make the same call once first"
             )
         with _uploading:
-            tables = _upload(layout._tables(name, *args), like.device)
-            if not SIMULATED:  # a copy may still be under way when its call returns
-                cuda.default_stream().synchronize()
-            held[name, args, like.device] = tables
+            # Another thread may have been faster; launches count on tables that stay.
+            tables = held.get((name, args, like.device))
+            if tables is None:
+                tables = _upload(layout._tables(name, *args), like.device)
+                if not SIMULATED:  # a copy may be under way when its call returns
+                    cuda.default_stream().synchronize()
+                held[name, args, like.device] = tables
     return tables
 
 
